@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     is_reward = ":" in (args.config or "") or args.config in REWARDS
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    read = recipe.read_and_set_env([*words, *args.fields]).sound()
+    read = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem()
     # The error about the data tells the rest.
     cache_only([read.values["dataset"]])
     result = attack(Setup(read))

@@ -130,7 +130,7 @@ def layout(setup: Setup) -> Iterator[Finding]:
     gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
     if gpus:
         try:
-            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.given, gpus).policy
+            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.explicit, gpus).policy
         except ConfigError as error:
             # The GPUs of a server that the user starts may be hidden here.
             yield as_finding(error, "layout", "warning")
@@ -226,7 +226,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    lines = resume.changed(existing_run, s, setup.recipe.given, fields.fields())
+    lines = resume.changed(existing_run, s, setup.recipe.explicit, fields.fields())
     resume.refuse_changed(run_dir, lines, s["resume"], fields.fields())
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")

@@ -204,7 +204,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
-    setup = Setup(read(argv).sound())
+    setup = Setup(read(argv).raise_first_problem())
     rows = setup.problems.first(n)
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render

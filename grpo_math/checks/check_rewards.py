@@ -98,7 +98,7 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    counted = plan(setup.settings, setup.recipe.given, setup.processes)
+    counted = plan(setup.settings, setup.recipe.explicit, setup.processes)
     yield Finding("info", counted.line("process"))
     counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
     s, surrogate = setup.settings, surrogate_of(setup.settings)

@@ -127,4 +127,4 @@ def refuse_early(read: Recipe, accelerate: Mapping[str, Any]) -> None:
     ``accelerate``: the content of the accelerate config.
     """
     # Not `ask`, which imports torch.
-    warning_lines(Setup(read.sound(), accelerate=accelerate), EARLY)
+    warning_lines(Setup(read.raise_first_problem(), accelerate=accelerate), EARLY)

@@ -55,7 +55,7 @@ class EvaluationPlan(NamedTuple):
 
     before_and_after: HeldOutSet | None
     during: list[HeldOutSet]
-    about: str | None  # a line about the problems that are evaluated by default; None if the recipe names them
+    line: str | None  # about the problems that are evaluated by default; None if the recipe names them
 
 
 OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values

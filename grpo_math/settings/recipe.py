@@ -37,26 +37,26 @@ TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(
 
 
 class Recipe(NamedTuple):
-    """The settings of a run. ``values`` has every field; ``given`` names the fields in the recipe and on the command
+    """The settings of a run. ``values`` has every field; ``explicit`` names the fields in the recipe and on the command
     line; ``problems`` has one error for each bad setting."""
 
     values: dict[str, Any]
-    given: set[str]
+    explicit: set[str]
     problems: list[UserError]
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
     env: Mapping[str, str] = {}  # the variables of the recipe
     replaced: Sequence[str] = ()  # a line for each value of the recipe that the method has replaced
 
-    def sound(self) -> "Recipe":
-        """Return the recipe. Raises its first problem."""
+    def raise_first_problem(self) -> "Recipe":
+        """Return the recipe if it has no problem."""
         if self.problems:
             raise self.problems[0]
         return self
 
     def explicit_values(self) -> dict[str, Any]:
-        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
-        return {name: self.values[name] for name in self.given}
+        """Return the fields that the user set. The planner treats every field that it gets as set by the user."""
+        return {name: self.values[name] for name in self.explicit}
 
 
 def read(argv: Sequence[str]) -> Recipe:
@@ -150,7 +150,7 @@ def validate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[UserErro
 def read_and_set_env(argv: Sequence[str]) -> Recipe:
     """Return `read` for a command, and set the recipe's environment variables in this process.
 
-    Call it before the packages that read the variables are imported. Checks read others.
+    Call it before the packages that read the variables are imported. Checks call `read`.
     """
     recipe = read(argv)
     with reading("env of the recipe"):  # Python refuses some names

@@ -58,7 +58,7 @@ def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
         "run/config.yaml": yaml.safe_dump(
-            {"stated": explicit_settings(setup().settings, setup().recipe.given) | before}
+            {"stated": explicit_settings(setup().settings, setup().recipe.explicit) | before}
         ),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
@@ -323,8 +323,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [],
             {"files": run_of(seed=1)},
             [
-                "error: output_dir='run' holds a run with other settings (seed: 1 -> 42). Remedy: name a new folder, "
-                "give the settings that it had, or add --resume force to go on with these"
+                "error: output_dir='run' contains a run with other settings (seed: 1 -> 42). Remedy: name a new "
+                "folder, give the settings that it had, or add --resume force to continue with these"
             ],
         ),
         (["--seed", "1", "--resume_from_checkpoint", "run/checkpoint-12"], {"files": run_of(seed=1)}, []),

@@ -21,7 +21,7 @@ from grpo_math.cli import main
 from grpo_math.errors import PushError, UserError
 from grpo_math.report import finish
 from grpo_math.report import hub as hub_module
-from grpo_math.report.finish import conclude
+from grpo_math.report.finish import finish_run
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.log import write_config
 
@@ -200,7 +200,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     run = Path(shutil.copytree(adapter_run, tmp_path / "my run"))
     config = SimpleNamespace(output_dir=run, hub_model_id=None, hub_private_repo=True, hub_revision=None)
     monkeypatch.setattr(hub_module, "push", pushing := Mock(return_value={"url": "http://hub/ada/sums"}))
-    conclude(config, run / "adapter", pushes=True)
+    finish_run(config, run / "adapter", pushes=True)
     pushing.assert_called_once_with(run, None, private=True, revision=None)
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
@@ -208,7 +208,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     assert (
         json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
     )
-    monkeypatch.setattr(finish, "print_verdict", Mock())  # the report is drawn already
+    monkeypatch.setattr(finish, "print_result", Mock())  # the report is drawn already
     for error, reason, private, revision, words in (
         (KeyboardInterrupt(), "interrupted", True, None, " --private"),
         (UserError("no token"), "no token", None, "v2", " --revision v2"),
@@ -216,7 +216,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     ):
         pushing.side_effect, config.hub_private_repo, config.hub_revision = error, private, revision
         with pytest.raises(PushError) as failed:
-            conclude(config, run / "adapter", pushes=True)
+            finish_run(config, run / "adapter", pushes=True)
         pushing.assert_called_with(run, None, private=private, revision=revision)
         assert str(failed.value) == (
             f"the run is complete in {run}, but not on the Hub ({reason}): "
