@@ -114,7 +114,8 @@ def check(setup: Setup) -> Iterator[Finding]:
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the text output."""
     for one in result["attacks"][:WORST]:
-        yield f"{one['share']:5.0%} of a right answer's reward: {one['name']} (right on {one['right']:.0%}; at most {one['allowed']:.0%})"
+        share = f"{one['share']:5.0%} of a right answer's reward, at most {one['allowed']:.0%} is ok"
+        yield f"{share}: {one['name']} (right on {one['right']:.0%})"
         yield f"       {escaped(one['text'])[:SHOWN]}"
     yield from [f"warning: {result['chance']}"] * bool(result["chance"])
     yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]

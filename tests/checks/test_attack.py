@@ -142,7 +142,7 @@ def test_a_reward_that_fails_on_some_texts_or_pays_nothing_is_not_ok(here, capsy
 def test_the_worst_three_are_printed_with_their_texts_and_then_the_verdict(here, capsys):
     assert main(["attack", "own_functions:exact", "--dataset", "mine.jsonl"]) == 0
     *attacks, verdict = capsys.readouterr().out.splitlines()
-    assert [" of a right answer's reward: " in line for line in attacks] == [True, False] * 3
+    assert [" of a right answer's reward, at most " in line for line in attacks] == [True, False] * 3
     assert verdict.startswith("ok: an answer that knows nothing gets 12% of a right answer's reward")
 
 
