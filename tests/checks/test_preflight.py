@@ -669,7 +669,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--push_to_hub"],
             {"env": HUB | {"HF_TOKEN": ""}},
-            ["error: the Hub wants a token. Remedy: run hf auth login, or set HF_TOKEN"],
+            ["error: the Hub requires a token. Remedy: run hf auth login, or set HF_TOKEN"],
         ),
         (["--push_to_hub", "--hub_token", "hf_x"], {"env": HUB | {"HF_TOKEN": ""}, "queue": [(200, ADA)]}, []),
         (
@@ -690,7 +690,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--push_to_hub"],
             {"env": HUB, "queue": [(500, "")]},
-            ["warning: the Hub cannot be asked (HfHubHTTPError). Remedy: push later: grpo-math push"],
+            ["warning: the Hub cannot be reached (HfHubHTTPError). Remedy: push later: grpo-math push"],
         ),
     ],
 }

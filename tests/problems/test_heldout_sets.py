@@ -83,7 +83,7 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
     assert problems("--eval_n", "0").evaluation.line is None
     none = problems("--eval_dataset", str(tmp_path / "nowhere.csv"))
     assert none.evaluation.line.startswith(
-        f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file"
+        f"no evaluation before and after training: {tmp_path}/nowhere.csv cannot be read (No such file"
     )
     assert (none.overlap, none.evaluation.before_and_after) == (None, None)
 

@@ -153,7 +153,7 @@ def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, 
     [
         ({"HF_TOKEN": READER}, {}, "ada/sums", "may only read"),
         ({"HF_TOKEN": "hf_unknown_unknown"}, {}, "ada/sums", "does not take this token (401)"),
-        ({"HF_TOKEN": ""}, {}, "ada/sums", "the Hub wants a token: run hf auth login, or set HF_TOKEN"),
+        ({"HF_TOKEN": ""}, {}, "ada/sums", "the Hub requires a token: run hf auth login, or set HF_TOKEN"),
         ({}, {}, "datasets/ada/sums", "repo_id='datasets/ada/sums' is not a name for a model repository"),
         ({}, {}, "ada/sums--2", "is not a name for a model repository"),
         ({"HF_HUB_OFFLINE": "1"}, {}, "ada/sums", "cannot be pushed to while HF_HUB_OFFLINE is set: unset it"),

@@ -64,8 +64,8 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
     )
     # Equal values need no line, though the command line has texts.
     assert typed.notes == [
-        "epsilon_high='0.3' stays, and --method dapo has 0.28: state the one you want",
-        "rewards=['accuracy'] stays, and --method dapo has ['accuracy', 'overlong']: state the one you want",
+        "epsilon_high='0.3' stays, and --method dapo has 0.28: set the one you want",
+        "rewards=['accuracy'] stays, and --method dapo has ['accuracy', 'overlong']: set the one you want",
     ]
     assert typed.replaced == [
         "reward_weights [1, 2] is dropped with its rewards, by --method dapo",

@@ -176,7 +176,7 @@ def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, temp
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
     ours = {*fields(), *translate.SCRIPTS}
-    assert {*translate.OURS.values(), *translate.MEANT.values()} <= ours
+    assert {*translate.OURS.values(), *translate.SYNONYMS.values()} <= ours
     assert len({*translate.OURS.values()}) == len(translate.OURS), "each field has one old name"
     assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
@@ -189,7 +189,7 @@ def test_every_field_and_reward_of_trl_grpo_is_known():
     from trl.scripts import grpo
     from trl.scripts.grpo import GRPOScriptArguments
 
-    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.NO_EFFECT, *translate.MEANT}
+    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.NO_EFFECT, *translate.SYNONYMS}
     assert set(GRPOScriptArguments.__dataclass_fields__) <= known
     registry = next(
         node.value
