@@ -232,7 +232,7 @@ class RecipeProblems:
         return EvaluationPlan(compared, self._during(compared), "; ".join(lines) or None)
 
     def _during(self, compared: HeldOutSet | None) -> list[HeldOutSet]:
-        """Return the sets that are evaluated during training, without the problems of ``compared`` if others are left."""
+        """Return the sets of the evaluations during training, without problems of ``compared`` if others are left."""
         s, taken = self.settings, {row["problem"] for row in compared.rows} if compared else set()
         entries = checked_entries(s["heldout"])
 
