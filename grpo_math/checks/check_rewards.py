@@ -172,7 +172,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported the gold answers
-    # First all correct completions, then all wrong ones of equal length.
+    # The texts are all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
     texts = [example_completion(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
     totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
