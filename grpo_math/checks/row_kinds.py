@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ PROOF = re.compile(
     r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
+# A number, which has no fault. Most gold answers of word problems are numbers.
+NUMBER = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
@@ -64,13 +67,13 @@ DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 # Of a problem
 DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
+# Of a text in lower case, and with words tried only where one begins: both are for speed.
 FIGURE = re.compile(
-    rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]"
-    rf"|\b(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
-    rf"|\b(?:{WORDS['alone']})"
-    rf"|\b(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
-    rf"|\b(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b",
-    re.IGNORECASE,
+    rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]|\b(?=\w)(?:"
+    rf"(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
+    rf"|(?:{WORDS['alone']})"
+    rf"|(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
+    rf"|(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b)"
 )
 # A control character that was a LaTeX command, and UTF-8 that was read in another encoding.
 LOST = re.compile(
@@ -84,6 +87,7 @@ ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
 PARTS = re.compile(
     r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z", re.DOTALL
 )
+LATEX = re.compile(r"[\\{}$]")
 ESCAPED = re.compile(r"\\(?:\\|[{}$])")
 PAIRS = (
     (r"\{", r"\}"),
@@ -121,20 +125,22 @@ class Kind(NamedTuple):
 
 def habits(rows: Sequence[Row]) -> Habits:
     """Return the habits of a file."""
-    texts = [_words(row["problem"]) for row in rows]
+    texts = [_words(_prose(row["problem"])) for row in rows]
     counted = Counter(word for words in texts for word in {*words})
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
     ends = sum(not _open_end(row["problem"]) for row in rows)
-    scripts = Counter(filter(None, (_script(row["problem"]) for row in rows))).most_common(1)
+    scripts = Counter(filter(None, map(_script, texts))).most_common(1)
     share = median(shares) if len(shares) >= MANY else 0.0
     return Habits(ends >= PUNCTUATED * len(rows), scripts[0][0] if scripts else "", common, share)
 
 
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
     """Yield each fault of a problem, and the first fault of a gold answer, with what shows it."""
-    row = {**row, "problem": DRAWING.sub("[asy]", row["problem"])}
-    for kinds, most in ((GOLD_KINDS, 1), (PROBLEM_KINDS, len(PROBLEM_KINDS))):
+    problem = DRAWING.sub("[asy]", row["problem"])
+    row = {**row, "problem": problem, "lower": problem.lower(), "prose": _prose(problem)}
+    gold_kinds = () if NUMBER.fullmatch(row["answer"]) else GOLD_KINDS
+    for kinds, most in ((gold_kinds, 1), (PROBLEM_KINDS, len(PROBLEM_KINDS))):
         found = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
         for kind, shown in found[:most]:
             yield kind, shown if isinstance(shown, str) else row["answer"]
@@ -164,13 +170,16 @@ def _is_prose(row: Row, usual: Habits) -> bool:
 
 
 def _contains_answer(row: Row, usual: Habits) -> str:
-    found = find(row["problem"])
+    # Most problems lack a letter or a digit of their answer, and need no search. Signs of other scripts may be equal.
+    if row["lower"].isascii() and not {*filter(str.isalnum, row["answer"].casefold())} <= {*row["lower"]}:
+        return ""
+    found = find(row["problem"], only_marked=True)
     is_marked = found.how != "value" and whole(row["answer"]) in (whole(found.text), whole(found.text.rstrip(" )]")))
     return row["problem"][-60:] if is_marked else ""
 
 
 def _missing_figure(row: Row, usual: Habits) -> str:
-    figure = FIGURE.search(row["problem"])
+    figure = FIGURE.search(row["lower"])
     return _around(row["problem"], figure) if figure and not CODE_OF_FIGURE.search(row["problem"]) else ""
 
 
@@ -179,8 +188,8 @@ def _open_latex(row: Row, usual: Habits) -> str:
 
 
 def _is_open(text: str) -> bool:
-    plain = ESCAPED.sub(" ", text)
-    if any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
+    plain = ESCAPED.sub(" ", text) if LATEX.search(text) else ""
+    if plain and any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
         return True
     # A dollar sign before a number may be money, unless the text has LaTeX.
     return plain.count("$") % 2 == 1 and ("\\" in plain or bool(MONEY.sub("", plain).count("$")))
@@ -194,27 +203,29 @@ def _lost_characters(row: Row, usual: Habits) -> str:
 def _cannot_be_checked(row: Row, usual: Habits) -> str:
     sentences = [sentence.strip() for sentence in SENTENCE.split(row["problem"])]
     tasks = [sentence for sentence in sentences if TASK.match(sentence)]
-    asked = [sentence for sentence in sentences if ASKS.search(sentence) and sentence not in tasks]
-    return tasks[0][:60] if tasks and not asked else ""
+    is_asked = tasks and any(ASKS.search(sentence) for sentence in sentences if sentence not in tasks)
+    return tasks[0][:60] if tasks and not is_asked else ""
 
 
 def _several_questions(row: Row, usual: Habits) -> str:
     problem = row["problem"]
-    asks = len(ASKS.findall(FORMULA.sub(" ", problem)))
+    asks = len(ASKS.findall(row["prose"]))
     several = asks > 1 or (not asks and PARTS.search(problem) and not re.search("[,;]", row["answer"]))
     return problem[-80:] if several else ""
 
 
 def _other_language(row: Row, usual: Habits) -> str:
-    words = _words(row["problem"])
+    words = _words(row["prose"])
     # A script that does not separate words has no common ones.
     judged = len(words) >= JUDGED and usual.share >= SHARED
     is_other = judged and _share(words, usual.common) < FOREIGN * usual.share
-    return row["problem"][:60] if is_other or _script(row["problem"]) not in ("", usual.script) else ""
+    return row["problem"][:60] if is_other or _script(words) not in ("", usual.script) else ""
 
 
 def _open_end(problem: str) -> bool:
-    last = SENTENCE.split(problem.rstrip())[-1]
+    problem = problem.rstrip()
+    # Most problems end in a sign, and need no split.
+    last = "" if problem.endswith((".", "?")) and not problem.endswith("...") else SENTENCE.split(problem)[-1]
     # A question, a list after a colon and an option need no full stop.
     ends = last[-1:].isalnum() and not re.search(r"[?？؟:]|\A\W*[A-Z][.)]", last)
     return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
@@ -224,22 +235,30 @@ def _around(text: str, match: re.Match[str]) -> str:
     return text[max(0, match.start() - 20) : match.end() + 40]
 
 
-def _words(problem: str) -> list[str]:
-    return LETTERS.findall(FORMULA.sub(" ", problem).lower())
+def _prose(problem: str) -> str:
+    return FORMULA.sub(" ", problem)
+
+
+def _words(prose: str) -> list[str]:
+    return LETTERS.findall(prose.lower())
 
 
 def _share(words: Sequence[str], common: frozenset[str]) -> float:
     return sum(word in common for word in words) / len(words)
 
 
-def _script(problem: str) -> str:
-    """Return the script of most letters of a problem, such as LATIN or CJK; "" for a problem of a few letters."""
-    letters = "".join(LETTERS.findall(FORMULA.sub(" ", problem)))[:200]
-    scripts = Counter(re.split("[ -]", unicodedata.name(letter, ""))[0] for letter in letters)
-    name = scripts.most_common(1)[0][0] if letters else ""
+def _script(words: Sequence[str]) -> str:
+    """Return the script of most letters of a problem's words, such as LATIN or CJK; "" for a few letters."""
+    letters = "".join(words)[:200]
+    name = "LATIN" if letters.isascii() else Counter(map(_script_of, letters)).most_common(1)[0][0]
     # Names in formulas are Latin or Greek in each language.
     fewest = SCRIPT_LETTERS if name in ("LATIN", "GREEK") else FEWEST
     return re.sub("HIRAGANA|KATAKANA", "CJK", name if len(letters) >= fewest else "")
+
+
+@cache
+def _script_of(letter: str) -> str:
+    return re.split("[ -]", unicodedata.name(letter, ""))[0]
 
 
 NO_ANSWER = Kind("no gold answer", "add the answers", lambda row, usual: NO_GOLD.fullmatch(_plain(row)))
