@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from grpo_math.checks.golds import DAMAGED, is_damaged, words
+from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, words
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
@@ -45,8 +45,6 @@ PROOF = re.compile(
     r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
-# A number, which has no fault. Most gold answers of word problems are numbers.
-NUMBER = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?")
 NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
@@ -87,7 +85,6 @@ ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
 PARTS = re.compile(
     r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z", re.DOTALL
 )
-LATEX = re.compile(r"[\\{}$]")
 ESCAPED = re.compile(r"\\(?:\\|[{}$])")
 PAIRS = (
     (r"\{", r"\}"),
@@ -125,7 +122,7 @@ class Kind(NamedTuple):
 
 def habits(rows: Sequence[Row]) -> Habits:
     """Return the habits of a file."""
-    texts = [_words(_prose(row["problem"])) for row in rows]
+    texts = [_words(FORMULA.sub(" ", row["problem"])) for row in rows]
     counted = Counter(word for words in texts for word in {*words})
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
@@ -138,9 +135,11 @@ def habits(rows: Sequence[Row]) -> Habits:
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
     """Yield each fault of a problem, and the first fault of a gold answer, with what shows it."""
     problem = DRAWING.sub("[asy]", row["problem"])
-    row = {**row, "problem": problem, "lower": problem.lower(), "prose": _prose(problem)}
-    gold_kinds = () if NUMBER.fullmatch(row["answer"]) else GOLD_KINDS
-    for kinds, most in ((gold_kinds, 1), (PROBLEM_KINDS, len(PROBLEM_KINDS))):
+    row = {**row, "problem": problem, "lower": problem.lower(), "prose": FORMULA.sub(" ", problem)}
+    for kinds, most in (
+        (() if INTEGER.fullmatch(row["answer"]) else GOLD_KINDS, 1),
+        (PROBLEM_KINDS, len(PROBLEM_KINDS)),
+    ):
         found = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
         for kind, shown in found[:most]:
             yield kind, shown if isinstance(shown, str) else row["answer"]
@@ -171,9 +170,8 @@ def _is_prose(row: Row, usual: Habits) -> bool:
 
 def _contains_answer(row: Row, usual: Habits) -> str:
     # Most problems lack a letter or a digit of their answer, and need no search. Signs of other scripts may be equal.
-    if row["lower"].isascii() and not {*filter(str.isalnum, row["answer"].casefold())} <= {*row["lower"]}:
-        return ""
-    found = find(row["problem"], only_marked=True)
+    may_be = not row["lower"].isascii() or {*filter(str.isalnum, row["answer"].casefold())} <= {*row["lower"]}
+    found = find(row["problem"] if may_be else "", only_marked=True)
     is_marked = found.how != "value" and whole(row["answer"]) in (whole(found.text), whole(found.text.rstrip(" )]")))
     return row["problem"][-60:] if is_marked else ""
 
@@ -188,7 +186,7 @@ def _open_latex(row: Row, usual: Habits) -> str:
 
 
 def _is_open(text: str) -> bool:
-    plain = ESCAPED.sub(" ", text) if LATEX.search(text) else ""
+    plain = ESCAPED.sub(" ", text) if re.search(r"[\\{}$]", text) else ""
     if plain and any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
         return True
     # A dollar sign before a number may be money, unless the text has LaTeX.
@@ -223,9 +221,9 @@ def _other_language(row: Row, usual: Habits) -> str:
 
 
 def _open_end(problem: str) -> bool:
-    problem = problem.rstrip()
     # Most problems end in a sign, and need no split.
-    last = "" if problem.endswith((".", "?")) and not problem.endswith("...") else SENTENCE.split(problem)[-1]
+    is_ended = problem.endswith((".", "?")) and not problem.endswith("..")
+    last = "" if is_ended else SENTENCE.split(problem.rstrip())[-1]
     # A question, a list after a colon and an option need no full stop.
     ends = last[-1:].isalnum() and not re.search(r"[?？؟:]|\A\W*[A-Z][.)]", last)
     return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
@@ -233,10 +231,6 @@ def _open_end(problem: str) -> bool:
 
 def _around(text: str, match: re.Match[str]) -> str:
     return text[max(0, match.start() - 20) : match.end() + 40]
-
-
-def _prose(problem: str) -> str:
-    return FORMULA.sub(" ", problem)
 
 
 def _words(prose: str) -> list[str]:

@@ -27,7 +27,13 @@ def repaired(gold: str) -> str:
     >>> repaired("\x0crac{1}{2}"), repaired("5\text{ cm}"), repaired("30^{circ}"), repaired("7")
     ('\\frac{1}{2}', '5\\text{ cm}', '30^{\\circ}', '7')
     """
-    return re.sub(r"(?<=\^)(\{?)circ(?![a-z])", r"\1\\circ", _LOST.sub(lambda lost: _ESCAPES[lost.group()], gold))
+    # Most texts. Control characters cannot be printed.
+    is_ordinary = gold.isprintable() and "circ" not in gold
+    return (
+        gold
+        if is_ordinary
+        else re.sub(r"(?<=\^)(\{?)circ(?![a-z])", r"\1\\circ", _LOST.sub(lambda lost: _ESCAPES[lost.group()], gold))
+    )
 
 
 def strip_wrappers(text: str) -> str:
