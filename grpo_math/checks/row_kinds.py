@@ -176,26 +176,12 @@ def _contains_answer(row: Row, usual: Habits) -> str:
     return row["problem"][-60:] if is_marked else ""
 
 
-def _missing_figure(row: Row, usual: Habits) -> str:
-    figure = FIGURE.search(row["lower"])
-    return _around(row["problem"], figure) if figure and not CODE_OF_FIGURE.search(row["problem"]) else ""
-
-
-def _open_latex(row: Row, usual: Habits) -> str:
-    return next((text[:60] for text in (row["problem"], row["answer"]) if _is_open(text)), "")
-
-
 def _is_open(text: str) -> bool:
     plain = ESCAPED.sub(" ", text) if re.search(r"[\\{}$]", text) else ""
     if plain and any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
         return True
     # A dollar sign before a number may be money, unless the text has LaTeX.
     return plain.count("$") % 2 == 1 and ("\\" in plain or bool(MONEY.sub("", plain).count("$")))
-
-
-def _lost_characters(row: Row, usual: Habits) -> str:
-    lost = LOST.search(row["problem"])
-    return _around(row["problem"], lost) if lost else ""
 
 
 def _cannot_be_checked(row: Row, usual: Habits) -> str:
@@ -229,8 +215,8 @@ def _open_end(problem: str) -> bool:
     return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
 
 
-def _around(text: str, match: re.Match[str]) -> str:
-    return text[max(0, match.start() - 20) : match.end() + 40]
+def _around(text: str, match: re.Match[str] | None) -> str:
+    return text[max(0, match.start() - 20) : match.end() + 40] if match else ""
 
 
 def _words(prose: str) -> list[str]:
@@ -278,9 +264,23 @@ GOLD_KINDS = (
 )
 PROBLEM_KINDS = (
     Kind("problems that contain their answer", "cut the solution off", _contains_answer),
-    Kind("problems with a figure that is missing", "describe the figure in words", _missing_figure),
-    Kind("open LaTeX", "close the brace or the formula", _open_latex),
-    Kind("problems with lost characters", "read the source again, with its escapes and encoding", _lost_characters),
+    Kind(
+        "problems with a figure that is missing",
+        "describe the figure in words",
+        lambda row, usual: (
+            not CODE_OF_FIGURE.search(row["problem"]) and _around(row["problem"], FIGURE.search(row["lower"]))
+        ),
+    ),
+    Kind(
+        "open LaTeX",
+        "close the brace or the formula",
+        lambda row, usual: next((text[:60] for text in (row["problem"], row["answer"]) if _is_open(text)), ""),
+    ),
+    Kind(
+        "problems with lost characters",
+        "read the source again, with its escapes and encoding",
+        lambda row, usual: _around(row["problem"], LOST.search(row["problem"])),
+    ),
     Kind("tasks whose answer cannot be checked", "ask for a value", _cannot_be_checked),
     Kind("several questions with one gold answer", "make a row of each question", _several_questions),
     Kind(

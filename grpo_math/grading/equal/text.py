@@ -28,12 +28,9 @@ def repaired(gold: str) -> str:
     ('\\frac{1}{2}', '5\\text{ cm}', '30^{\\circ}', '7')
     """
     # Most texts. Control characters cannot be printed.
-    is_ordinary = gold.isprintable() and "circ" not in gold
-    return (
-        gold
-        if is_ordinary
-        else re.sub(r"(?<=\^)(\{?)circ(?![a-z])", r"\1\\circ", _LOST.sub(lambda lost: _ESCAPES[lost.group()], gold))
-    )
+    if gold.isprintable() and "circ" not in gold:
+        return gold
+    return re.sub(r"(?<=\^)(\{?)circ(?![a-z])", r"\1\\circ", _LOST.sub(lambda lost: _ESCAPES[lost.group()], gold))
 
 
 def strip_wrappers(text: str) -> str:
