@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo_math.checks import Finding
-from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain
+from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain, readings
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
@@ -141,7 +141,7 @@ def golds(setup: Setup) -> Iterator[Finding]:
 def examples(setup: Setup) -> Iterator[Finding]:
     """Count what the grader reads gold answers as, and show some, so that a wrong column is seen before the run."""
     sample = [row["answer"] for row in setup.problems.sample(GOLDS)]
-    yield Finding("info", f"gold answers as the grader reads them: {in_words(sample)}")
+    yield Finding("info", f"gold answers as the grader reads them: {in_words(readings(sample))}")
 
 
 def not_correct(
