@@ -20,7 +20,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import lock
 from grpo_math.system import collectives, machine
-from grpo_math.user_functions import tried
+from grpo_math.user_functions import call_on_example
 
 MINE = """
 import sys
@@ -102,9 +102,9 @@ def test_a_function_of_the_user_is_tried_and_what_is_wrong_is_one_line(name, mes
     monkeypatch.setattr("sys.path", [path for path in sys.path if path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     sample = torch.ones(2, 3)
-    assert torch.equal(tried("surrogate", "mine:halve", sample, sample, sample), sample / 2)
+    assert torch.equal(call_on_example("surrogate", "mine:halve", sample, sample, sample), sample / 2)
     with pytest.raises(ConfigError) as error:
-        tried("surrogate", name, sample, sample, sample)
+        call_on_example("surrogate", name, sample, sample, sample)
     assert str(error.value) == f"surrogate={name!r} {message}"
     assert sys.path[-1] == str(tmp_path), "last, so that it hides no package"
 
