@@ -214,11 +214,11 @@ def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     values = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
     is_low, is_high = (bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)
     return Surrogate(
-        values, _clipped(is_low, is_high, inputs.mask, _mean_of(settings.importance_sampling_level, inputs))
+        values, _clipped(is_low, is_high, inputs.mask, _mean_kind(settings.importance_sampling_level, inputs))
     )
 
 
-def _mean_of(level: str, inputs: LossInputs) -> Statistic:
+def _mean_kind(level: str, inputs: LossInputs) -> Statistic:
     """Return the mean of what depends on ratio and advantage, with one ratio for each token or sequence."""
     by_completion = level == "sequence" and not inputs.advantages_of_tokens
     return Statistic.COMPLETION_MEAN if by_completion else Statistic.TOKEN_MEAN
@@ -253,7 +253,7 @@ def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surr
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
     return Surrogate(
         -ratio * inputs.advantages,
-        _clipped(nothing, nothing, inputs.mask, _mean_of(settings.importance_sampling_level, inputs)),
+        _clipped(nothing, nothing, inputs.mask, _mean_kind(settings.importance_sampling_level, inputs)),
     )
 
 
@@ -338,7 +338,7 @@ def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     """
     values = -ratio.clamp(max=settings.epsilon_high).detach() * inputs.advantages * inputs.logps
     is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
-    statistic = _mean_of(settings.importance_sampling_level, inputs)
+    statistic = _mean_kind(settings.importance_sampling_level, inputs)
     return Surrogate(values, {metrics.CISPO_CLIPPED: Metric(is_clipped, statistic, counts_skipped=True)})
 
 
@@ -374,7 +374,7 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
         k = torch.where(is_positive, settings.vespo_k_pos, settings.vespo_k_neg)
         rate = torch.where(is_positive, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
         phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    weight = Metric(phi, _mean_of("sequence", inputs))
+    weight = Metric(phi, _mean_kind("sequence", inputs))
     return Surrogate(-phi * inputs.advantages * inputs.logps, {metrics.VESPO_WEIGHT: weight})
 
 

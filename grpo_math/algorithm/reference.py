@@ -66,14 +66,14 @@ class Reference(TrainerCallback):
         """Copy every weight of the policy that the reference does not share with it."""
         # One pair at a time, so that ZeRO-3 gathers only two parameters at once.
         for _, source, target in self._pairs():
-            with _whole([source, target], writes=True):
+            with _gathered([source, target], writes=True):
                 target.copy_(source)
 
     def save(self, folder: Path, writes: bool = True) -> None:
         """Save the reference. Every rank calls this, because ZeRO-3 gathers; only ranks with ``writes`` write."""
         tensors = {}
         for name, _, target in self._pairs():
-            with _whole([target], writes=False):
+            with _gathered([target], writes=False):
                 if writes:
                     # A copy, because ZeRO-3 frees the gathered parameter after this context.
                     tensors[name] = target.detach().to("cpu", copy=True).contiguous()
@@ -94,7 +94,7 @@ class Reference(TrainerCallback):
             )
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
-                with _whole([target], writes=True):
+                with _gathered([target], writes=True):
                     target.copy_(file.get_tensor(name))
 
     def remove_adapter(self, folder: Path) -> None:
@@ -164,7 +164,7 @@ def _adapter_pairs(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Pa
             yield other, source, parameters[other]
 
 
-def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
+def _gathered(parameters: list[nn.Parameter], writes: bool) -> Any:
     """Return a context in which ZeRO-3's split parameters are whole. It keeps what rank 0 writes to them."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()

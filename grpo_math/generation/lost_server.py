@@ -20,8 +20,8 @@ class ServerUnavailable(UserError):
     """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
-def waiting(server: Server, seconds: float, more: str) -> str:
-    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
+def waiting_line(server: Server, seconds: float, hint: str) -> str:
+    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {hint}"
 
 
 @cache
@@ -42,7 +42,7 @@ def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
     """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
     if not server.healthy():
         # Once for each sync: all requests to a server that is lost fail alike.
-        logger.warning_once(waiting(server, seconds, f"{note}{start}"))
+        logger.warning_once(waiting_line(server, seconds, f"{note}{start}"))
     try:
         server.wait(seconds)
     except ServerError as error:
@@ -50,7 +50,7 @@ def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
     server.check_version()
 
 
-def outliving_restarts(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:
+def repeat_after_restart(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:
     """Return what ``call`` returns. If the server was lost, repeat the call after ``restore``.
 
     ``note`` names the request in a warning.

@@ -5,7 +5,7 @@
 
 The server is reachable from this machine only. To listen on other addresses, it needs a key. Server and client read the
 key from the environment variable VLLM_API_KEY. It is never on a command line, which every user of a machine can read.
-vLLM protects the paths under /v1 with the key. beside_vllm/grpo_math_key.py protects the other paths, above all the
+vLLM protects the paths under /v1 with the key. vllm_middleware/grpo_math_key.py protects the other paths, above all the
 development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
 vllm_process.py starts the process. Imports no vLLM, torch or TRL.
@@ -32,9 +32,9 @@ TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole wei
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 # Reason and remedy for a higher rank: of a recipe (settings/rules.py), or of an adapter that a script makes.
 ABOVE = (f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
-# In the folder BESIDE, which is on the server's path.
-GUARD = "grpo_math_key.Guard"
-BESIDE = Path(__file__).with_name("beside_vllm")
+# In MIDDLEWARE_FOLDER, which is on the server's path.
+MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
+MIDDLEWARE_FOLDER = Path(__file__).with_name("vllm_middleware")
 ABORTS = 3  # of one request
 HEALTH_SECONDS = 10.0  # for an answer from /health
 # Sent in every request: vLLM takes omitted settings from the model's generation_config.
@@ -98,7 +98,7 @@ def command(
     elif not fixed:
         options["--weight-transfer-config"] = '{"backend": "nccl"}'
     if key():
-        options["--middleware"] = GUARD
+        options["--middleware"] = MIDDLEWARE
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     return [executable, "serve", model, *filter(None, words), *extra]
 
@@ -132,7 +132,7 @@ def environment() -> dict[str, str]:
     """
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     if api_key := key():
-        path = os.pathsep.join(filter(None, (str(BESIDE), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(MIDDLEWARE_FOLDER), os.environ.get("PYTHONPATH"))))
         variables |= {"VLLM_API_KEY": api_key, "PYTHONPATH": path}
     return variables
 

@@ -130,13 +130,13 @@ def pack(
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
     n = sum(length for _, length in scored)
-    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
+    token_index, position_ids, scored_index, padded_index = index.split([start, start, n, n])
     ids = input_ids.reshape(-1)
     return PackedRow(
-        input_ids=ids[at][None],
+        input_ids=ids[token_index][None],
         position_ids=position_ids[None],
         # The label of a position is the token after it, in the padded row where it comes from.
-        shift_labels=ids[at[scored_index] + 1][None],
+        shift_labels=ids[token_index[scored_index] + 1][None],
         groups=tuple(groups),
         scored_index=scored_index,
         padded_index=padded_index,

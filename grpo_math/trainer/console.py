@@ -40,11 +40,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def figures(logs: Mapping[str, Any]) -> list[str]:
+def metric_lines(logs: Mapping[str, Any]) -> list[str]:
     """Return at most four lines with the main metrics of a log entry.
 
     >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
-    >>> for line in figures(log): print(line)
+    >>> for line in metric_lines(log): print(line)
     step 3       reward 0.5, short 0.25
     update       loss 0.01235
     """
@@ -56,8 +56,8 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
         first, last = (
             {name: logs.get(name, logs.get(f"eval_{name}")) for name in part} for part in (names[:2], names[2:])
         )
-        given = {**first, **functions, **last}
-        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None]
+        values = {**first, **functions, **last}
+        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in values.items() if value is not None]
         label = f"step {logs[metrics.STEP]}" if group == "step" else group
         while len(line := f"{label:12} {', '.join(texts)}") > COLUMNS:
             texts.pop()
@@ -114,16 +114,16 @@ class Printer(ProgressCallback, PrinterCallback):
                 bar_format=BAR,
                 smoothing=0,  # the time left follows the mean speed, and not that of the last steps
                 # A recipe silences transformers, which turns its bars off.
-                disable=args.disable_tqdm and not self.trainer.grpo_math.of_recipe,
+                disable=args.disable_tqdm and not self.trainer.grpo_math.is_recipe_run,
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        if not self.trainer.grpo_math.of_recipe:
+        if not self.trainer.grpo_math.is_recipe_run:
             if is_step_log(logs):
                 # `print` would write into the line of the progress bar.
-                tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
+                tqdm.write("\n".join(metric_lines({metrics.STEP: state.global_step, **logs})))
         elif {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
             self.logged |= logs
             self.training_bar.set_postfix(postfix(self.logged), refresh=False)
@@ -131,16 +131,16 @@ class Printer(ProgressCallback, PrinterCallback):
 
 def replace_printers(trainer: Trainer) -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    ours: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
+    replacements: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
     # transformers imports this module in a notebook.
     if notebook := sys.modules.get("transformers.utils.notebook"):
-        from grpo_math.trainer.notebook import FigureTable
+        from grpo_math.trainer.notebook import MetricTable
 
-        ours[notebook.NotebookProgressCallback] = FigureTable()
+        replacements[notebook.NotebookProgressCallback] = MetricTable()
     for callback in list(trainer.callback_handler.callbacks):
-        if type(callback) in ours:
+        if type(callback) in replacements:
             trainer.remove_callback(type(callback))
-            trainer.add_callback(ours[type(callback)])
+            trainer.add_callback(replacements[type(callback)])
 
 
 def end_bar(trainer: Trainer) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
-def keep_gradients_of_4_bit(model: Any) -> None:
+def keep_4bit_gradients(model: Any) -> None:
     """Keep bitsandbytes from repacking 4-bit weights in evaluation mode, which it does on a CPU with AVX512-BF16.
 
     The products with repacked weights have no gradient, also when the model is trained again.

@@ -89,16 +89,16 @@ def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], s
     >>> log["accuracy_in_format"], "accuracy_in_format" in verdict_metrics(["correct", "wrong"], [None, None], 2)
     (0.25, False)
     """
-    right = [verdict == Verdict.CORRECT for verdict in verdicts]
-    groups = [right[start : start + size] for start in range(0, len(right), size)]
+    correct = [verdict == Verdict.CORRECT for verdict in verdicts]
+    groups = [correct[start : start + size] for start in range(0, len(correct), size)]
     log = {}
     if None not in in_format:
-        log[metrics.FORMAT_KEPT] = in_format.count(True) / len(right)
-        log[metrics.ACCURACY_IN_FORMAT] = [*zip(right, in_format, strict=True)].count((True, True)) / len(right)
+        log[metrics.FORMAT_KEPT] = in_format.count(True) / len(correct)
+        log[metrics.ACCURACY_IN_FORMAT] = [*zip(correct, in_format, strict=True)].count((True, True)) / len(correct)
     return {
         **log,
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
-        metrics.ACCURACY: sum(right) / len(right),
+        metrics.ACCURACY: sum(correct) / len(correct),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }

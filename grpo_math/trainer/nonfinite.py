@@ -22,15 +22,15 @@ class NonFiniteSteps(Stateful):
         self.limit = limit
         self.in_a_row = 0
 
-    def seen(self, grad_norm: Any, may_overflow: bool = False) -> bool:
+    def count(self, grad_norm: Any, may_overflow: bool = False) -> bool:
         """Return True if this step is skipped.
 
         ``may_overflow``: the loss scale of float16 may be too large. The scale then falls, and the step does not count.
 
         >>> steps = NonFiniteSteps(2)
-        >>> steps.seen(0.5), steps.seen(float("nan")), steps.seen(1.0), steps.in_a_row
+        >>> steps.count(0.5), steps.count(float("nan")), steps.count(1.0), steps.in_a_row
         (False, True, False, 0)
-        >>> steps.seen(float("nan")), steps.seen(float("inf"), may_overflow=True), steps.in_a_row
+        >>> steps.count(float("nan")), steps.count(float("inf"), may_overflow=True), steps.in_a_row
         (True, True, 1)
         """
         # A NaN or an infinity in any gradient makes the norm over all of them non-finite.
@@ -43,7 +43,7 @@ class NonFiniteSteps(Stateful):
         """Return the error that ends the run, if any, before optimizer step number ``step`` (from 0) is counted.
 
         >>> steps = NonFiniteSteps(2)
-        >>> steps.seen(float("inf")), steps.error(3), steps.seen(float("nan"))
+        >>> steps.count(float("inf")), steps.error(3), steps.count(float("nan"))
         (True, None, True)
         >>> str(steps.error(4))[:95]
         'the gradient was not finite in steps 4 to 5, 2 in a row: the weights are still those of step 3;'

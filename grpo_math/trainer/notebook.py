@@ -18,7 +18,7 @@ COLUMNS = {
 }
 
 
-class FigureTable(NotebookProgressCallback):
+class MetricTable(NotebookProgressCallback):
     """Replaces transformers' table, which shows the loss alone."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

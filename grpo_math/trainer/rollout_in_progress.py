@@ -175,14 +175,14 @@ class RolloutMaker:
         mode = "train" if trainer.model.training else "eval"
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         scale = trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none"
-        written = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
+        trl_outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
         # TRL would mask every completion that does not end with EOS.
         masks = trainer.mask_truncated_completions and not self.stops.exist
-        read = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks}
         # TRL raises for this mode, which correction.py has.
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
-        read |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
-        with replaced(self, draft=draft), replaced(trainer, **written, **read):
+        trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
+        with replaced(self, draft=draft), replaced(trainer, **trl_outputs, **trl_settings):
             rows = trl_method(inputs)
         if geometric and "importance_sampling_ratio" in rows:
             settings = loss_settings(trainer, self.settings)
@@ -222,7 +222,9 @@ class RolloutMaker:
         for name in own:
             # A column or a reward function of a script may have one of these names: it stays the script's.
             if name not in trainer.reward_func_names:
-                columns.setdefault(("extra", name), [value for of_rank, _ in ranks for value in of_rank[name]])
+                columns.setdefault(
+                    ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
+                )
         masks = None
         if "tool_mask" in rows:
             masks = [mask[: len(tokens)] for mask, tokens in zip(rows["tool_mask"].tolist(), ids, strict=True)]
@@ -231,7 +233,7 @@ class RolloutMaker:
             values |= self.tools.gather_metrics(draft.completions or ())
         if grades is None:
             return with_metrics(replace(rollout, columns=columns), values)
-        verdicts, in_format = zip(*(one for _, of_rank in ranks for one in of_rank), strict=True)
+        verdicts, in_format = zip(*(pair for _, rank_graded in ranks for pair in rank_graded), strict=True)
         values |= verdict_metrics(verdicts, in_format, self.group_size)
         return with_metrics(replace(rollout, columns=columns, verdicts=verdicts), values)
 
@@ -242,8 +244,8 @@ class RolloutMaker:
         draft.ids = arguments[2]
         with self.meter.phase(metrics.SECONDS_GRADE):
             # All ranks decide the same, because `_gather_explained` gathers the verdicts.
-            has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
-            draft.grades = self.grade(inputs, draft.completions) if has_golds else None
+            has_gold_answers = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
+            draft.grades = self.grade(inputs, draft.completions) if has_gold_answers else None
             added: dict[str, Any] = {
                 GRADE_TIMEOUT: self.settings.grade_timeout,
                 MAX_LENGTH: trainer.max_completion_length,

@@ -99,7 +99,7 @@ class RunFiles(RunWriter):
             self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
-        self.write_settings(recipe_settings(self.trainer), ["python", *sys.argv])
+        self.write_settings(settings_as_recipe(self.trainer), ["python", *sys.argv])
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         # Until training begins, the history may be that of an earlier run.
@@ -130,7 +130,7 @@ def writes_run_files(trainer: "GRPOTrainer") -> bool:
 
 
 @contextmanager
-def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
+def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
     """Keep the files of a run out of what transformers pushes to the Hub inside this context.
 
     A script asks to publish its model. `grpo-math push` publishes a run.
@@ -146,17 +146,17 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
         run_dir = Path(str(trainer.args.output_dir))
         # A pattern that ends with a slash is a folder.
-        ours = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.files_of_run(run_dir)]
+        run_files = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.files_of_run(run_dir)]
         # TRL writes the table too, if it is asked for.
-        ours = [name for name in ours if not (trainer.log_completions and name.startswith("completions/"))]
+        run_files = [name for name in run_files if not (trainer.log_completions and name.startswith("completions/"))]
         hidden = [".*.unfinished", lock.NAME, f"{earlier.EARLIER}/"]
-        return upload(*args, ignore_patterns=[*ignore_patterns, *ours, *hidden], **settings)
+        return upload(*args, ignore_patterns=[*ignore_patterns, *run_files, *hidden], **settings)
 
     with replaced(hub, upload_folder=upload_folder), replaced(transformers.trainer, hf_api=lambda: hub):
         yield
 
 
-def recipe_settings(trainer: Any) -> dict[str, Any]:
+def settings_as_recipe(trainer: Any) -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     from grpo_math.trainer.config import MathGRPOConfig
 

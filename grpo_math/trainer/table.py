@@ -108,18 +108,18 @@ def storable(values: Iterable[Any]) -> list[Any]:
 def json_text(value: Any) -> str:
     """Return a value as JSON. A value that JSON cannot represent becomes a text."""
     try:
-        return json.dumps(value, default=plain)
+        return json.dumps(value, default=to_python)
     except Exception:
         # `str` could fail, too.
         return json.dumps(reprlib.repr(value))
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return a number of numpy or torch, which a reward function may have logged, as Python's; other values as text."""
     return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
-def columns_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+def copied_columns(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the columns of TRL's table."""
     parts = {part: {name: list(values) for name, values in logs[part].items()} for part in PARTS}
     return {**{name: list(logs[name]) for name in LISTS}, **parts}
@@ -128,11 +128,11 @@ def columns_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 def as_json(columns: Mapping[str, Any]) -> str:
     """Return columns for a checkpoint. A column of a script may contain what JSON cannot represent."""
     parts = {part: {name: storable(values) for name, values in columns[part].items()} for part in PARTS}
-    return json.dumps({**columns, **parts}, default=plain)
+    return json.dumps({**columns, **parts}, default=to_python)
 
 
 def restore(logs: Any, saved: Mapping[str, Any] | str | None) -> None:
-    """Put columns back into TRL's table: those of `columns_of`, or the JSON of a checkpoint."""
+    """Put columns back into TRL's table: those of `copied_columns`, or the JSON of a checkpoint."""
     if not saved:
         return
     columns = json.loads(saved) if isinstance(saved, str) else saved

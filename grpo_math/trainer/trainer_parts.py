@@ -31,7 +31,7 @@ class Parts:
 
     # Set by the program of a recipe: the same command resumes the run; each step whose evaluation is the best so far is
     # saved; and the held-out sets are evaluated by this function, which returns their metrics.
-    of_recipe = False
+    is_recipe_run = False
     keep_best = False
     evaluate_heldout: Callable[[], dict[str, float]] | None = None
 

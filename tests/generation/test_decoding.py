@@ -83,7 +83,7 @@ SETTINGS = {
     "tokens that must not come": {"suppress_tokens": list(range(30))},
     "an end forced at the limit": {"forced_eos_token_id": 2},
     "several completions of a row": {"num_return_sequences": 2},
-    "more tokens than the cache has room for": {"max_new_tokens": cache.ROOM + 20, "eos_token_id": [3, 4]},
+    "more tokens than the cache has room for": {"max_new_tokens": cache.SPARE_COLUMNS + 20, "eos_token_id": [3, 4]},
     "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "min_new_tokens": 3},
 }
 

@@ -117,7 +117,7 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
 
 def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):
     # Some have not been sent when the first one fails.
-    monkeypatch.setattr("grpo_math.generation.completions.AT_ONCE", 2)
+    monkeypatch.setattr("grpo_math.generation.completions.MAX_REQUESTS", 2)
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}

@@ -187,7 +187,7 @@ def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_
     ours, tmp_path
 ):
     trainer = ours(drawn, ROWS, max_steps=2, max_nonfinite_steps=1)
-    trainer.grpo_math.nonfinite.seen = Mock(side_effect=[False, True])
+    trainer.grpo_math.nonfinite.count = Mock(side_effect=[False, True])
     trainer.grpo_math.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
     with pytest.raises(UserError, match="not finite in step 2"):
         trainer.train()

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
-def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
+def largest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
     """Return a row for each of ``lengths``, the completions' tokens, the longest first; ``group`` rows share a prompt.
 
     ``num_items_in_batch`` is the number of the completions' tokens.
 
-    >>> rows = longest_rows([5, 6], [4, 4, 3], 2, eos=9, device=torch.device("cpu"))
+    >>> rows = largest_rows([5, 6], [4, 4, 3], 2, eos=9, device=torch.device("cpu"))
     >>> rows["prompt_ids"].tolist(), rows["completion_mask"].sum(dim=1).tolist(), rows["num_items_in_batch"].item()
     ([[0, 6], [0, 6], [1, 6]], [4, 4, 3], 11)
     """
@@ -95,10 +95,10 @@ def dry_run(
             }
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
-        _try_longest(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
+        _try_largest_batch(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
 
 
-def _try_longest(
+def _try_largest_batch(
     trainer: "TrlTrainer", loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
 ) -> None:
     args, splits = trainer.args, budget.splits
@@ -120,7 +120,7 @@ def _try_longest(
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 with trainer.compute_loss_context_manager():
-                    loss = loss_of(model, longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device))
+                    loss = loss_of(model, largest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device))
                 # Without ``allow_unused``, autograd raises for a parameter that the loss does not depend on.
                 torch.autograd.grad(loss, trained, allow_unused=True)
             return
