@@ -1,4 +1,4 @@
-"""From the rows of a micro-batch to the inputs of its loss, and what the losses of an optimizer step divide by.
+"""Build the inputs of a micro-batch's loss from its rows, with the divisors of an optimizer step's losses.
 
 An example: a rollout of 32 tokens on 2 ranks, which serves 2 optimizer steps of 2 training steps. A rank's share of an
 optimizer step is then 8 tokens, in 2 micro-batches. This micro-batch has a completion of 3 tokens and one of 1. Every
@@ -45,7 +45,7 @@ class Normalizers:
 
     @classmethod
     def for_optimizer_step(cls, ranks: int, accumulation: int, steps_per_rollout: int) -> "Normalizers":
-        """Return those of an optimizer step of ``accumulation`` of the training steps of a rollout.
+        """Return the divisors of an optimizer step with ``accumulation`` of the training steps of a rollout.
 
         >>> Normalizers.for_optimizer_step(ranks=2, accumulation=2, steps_per_rollout=4)
         Normalizers(share=0.25, accumulation=2)

@@ -169,10 +169,10 @@ class Surrogate(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of a micro-batch, and what is logged about it.
+    """The loss of a micro-batch, and its metrics.
 
-    ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: those of the
-    bonus.
+    ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: the result
+    of the function of this name.
     """
 
     loss: Tensor
@@ -219,7 +219,7 @@ def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
 
 
 def _mean_kind(level: str, inputs: LossInputs) -> Statistic:
-    """Return the mean of what depends on ratio and advantage, with one ratio for each token or sequence."""
+    """Return the mean for metrics of ratio and advantage: over completions if each has one of both, else tokens."""
     by_completion = level == "sequence" and not inputs.advantages_of_tokens
     return Statistic.COMPLETION_MEAN if by_completion else Statistic.TOKEN_MEAN
 
@@ -445,7 +445,7 @@ def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 
 def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """Return the unbiased estimate that is never negative, of each token (B, T).
+    """Return the unbiased and non-negative estimate of each token (B, T).
 
     >>> k3(torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log())
     tensor([0.1931, 0.3069])
@@ -496,7 +496,7 @@ def corrected_for_sampler(values: Tensor, inputs: LossInputs, settings: LossSett
     """Multiply by the weight of the sampler's tokens or completions (Yao et al., 2025, "Your efficient RL framework
     secretly brings you off-policy RL training").
 
-    The weight is computed at the rollout (correction.py). vespo and DPPO have it in their own weights.
+    The weight is computed at the rollout (correction.py). The weights of vespo and DPPO contain the correction already.
 
     >>> inputs = LossInputs(*[torch.ones(1, 2)] * 5, sampler_ratio=torch.tensor([[0.0, 2.0]]))
     >>> corrected_for_sampler(torch.tensor([[3.0, 3.0]]), inputs, LossSettings())
@@ -579,7 +579,7 @@ def prompt_weights(tokens: Tensor, group: int) -> Tensor:
 class Reduction(NamedTuple):
     """Turns the loss of tokens (B, T) into a number. It is linear in the loss, and 0 for rows without a token.
 
-    ``over`` names what it divides by: the ``rows`` of a micro-batch, the ``tokens`` of TRL's, or a constant of the
+    ``over`` names the divisor: the ``rows`` of a micro-batch, the ``tokens`` of TRL's, or a constant of the
     ``step``.
     """
 
@@ -614,7 +614,7 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     if settings.kl_estimator == "advantage" and settings.beta != 0.0:
         inputs = with_reference_advantages(inputs, settings.beta)
     now = inputs.logps.detach()
-    # The score function holds the ratio at 1, in the correction of the KL, too.
+    # The score function keeps the ratio at 1, also in the correction of the KL.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
     surrogate = user_surrogate if is_user_function(settings.surrogate) else SURROGATES[settings.surrogate]

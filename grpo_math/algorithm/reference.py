@@ -1,9 +1,9 @@
-"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy. Save one that moves.
+"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy. Save and load it.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
 beta * KL(pi_theta || pi_ref) starts again at zero (with dropout, and by rounding in bfloat16, a little above it). With
-full fine-tuning the reference is TRL's second model. With an adapter it is a frozen second adapter called ``ref``. TRL
-scores it instead of the base model, if there is one; the base weights never change.
+full fine-tuning the reference is TRL's second model. With an adapter it is a frozen second adapter called ``ref``,
+which TRL scores instead of the base model; the base weights never change.
 
 Works with one process, DDP and every stage of DeepSpeed ZeRO. Does not score anything, and does not mix two models
 (TRL's ``sync_ref_model`` does).
@@ -103,7 +103,7 @@ class Reference(TrainerCallback):
             shutil.rmtree(folder / REFERENCE, ignore_errors=True)
 
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """Yield (name in the reference, the policy's parameter, the reference's) of all that are not shared."""
+        """Yield (name in the reference, policy's parameter, reference's parameter) for each unshared parameter."""
         if self.model is None:
             return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())

@@ -107,7 +107,7 @@ def shuffled(n: int, seed: int, passed: int) -> list[int]:
 
 
 def correctness(verdicts: Sequence[Verdict]) -> list[bool | None]:
-    """Return whether each completion is right; None if it could not be graded."""
+    """Return True for a correct completion, False for a wrong one, and None for one that could not be graded."""
     return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
 
 
@@ -189,8 +189,8 @@ class Resampler(PromptPool):
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
-        """Return the completions of all ranks, group after group: rows; whether each is right, None if it could not be
-        graded; and the columns of the table of completions with an entry for each."""
+        """Return the completions of all ranks, group after group: rows, `correctness`, and the columns of the table of
+        completions that have an entry for each."""
         if rollout.verdicts is None:
             raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"

@@ -63,8 +63,8 @@ class Model:
     Use it as a context manager, which frees the weights and stops a server that was started.
     """
 
-    min_batch_size = 1  # the least completions in a batch
-    tensor_parallel = 1  # the processes that compute the same completions together
+    min_batch_size = 1  # completions in a batch
+    tensor_parallel = 1  # processes that compute the same completions together
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Model:
         return gather_object([call(rows[share::shares] or rows[:1], share)])
 
     def check(self, prompt: str | list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Check what can be checked before weights are loaded, with the prompt of one problem."""
+        """Check the files and the chat template before weights are loaded, with the prompt of one problem."""
         if not isinstance(prompt, str):
             check_chat(self.name, self.tokenizer, prompt, template_kwargs)
         if self.backend.name == "hf":

@@ -163,8 +163,8 @@ def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 class Engine(Model):
-    """The model of a trainer, sampled by the vLLM of the run: a server that the main process asks, or an engine in each
-    process. `open_engine` opens it."""
+    """The model of a trainer, sampled by the vLLM of the run: one server, or an engine in each process. `open_engine`
+    opens it."""
 
     # vLLM schedules requests itself, and a batch ends with its longest completion: small batches leave the GPU idle.
     min_batch_size = 512
@@ -226,7 +226,7 @@ class Engine(Model):
 def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
     """Open the program that samples in the training of ``trainer``, with the weights as they are now.
 
-    All ranks call this. transformers samples for a trainer without vLLM. It also plays turns of ``tools`` if vLLM is
+    All ranks call this. transformers samples for a trainer without vLLM. It also runs the turns of ``tools`` if vLLM is
     split over several processes, because the turns of these processes may differ.
     """
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None

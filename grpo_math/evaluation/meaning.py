@@ -1,4 +1,4 @@
-"""The meaning of an improvement: skill or form, at equal tokens, known by heart, by chance of the seed.
+"""The meaning of an improvement: skill or form, at equal tokens, memorised problems, chance of the seed.
 
 `grpo-math evaluate --run --probe` measures, and this file computes. docs/evaluation.md has the formulas and papers.
 """
@@ -59,7 +59,7 @@ def beginnings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def reproduced(rows: Sequence[Mapping[str, Any]], completions: Sequence[Any], timeout: float | None) -> list[Grade]:
     """Return `Verdict.CORRECT` for each completion that begins with the end of its problem, word by word.
 
-    Compares words of letters and digits, without case. ``timeout`` is that of a grader, and not needed.
+    Compares words of letters and digits, without case. ``timeout`` is an argument of graders, and is not used here.
 
     >>> from types import SimpleNamespace
     >>> texts = ["He pays $5, in all: 7.", "He pays $6"]

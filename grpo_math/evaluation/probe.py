@@ -1,6 +1,6 @@
-"""Measure what `meaning` explains a result by: several samples of each problem, and the ends of problems.
+"""The measurements that `meaning` reads: several samples of each problem, and completed ends of problems.
 
-Each part of the probe is an evaluation with a results file of its own, so that an interrupted probe continues.
+Each part of the probe is an evaluation with a separate results file, so that an interrupted probe continues.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def parts(
 
 
 def write_probe(data: str, sides: Mapping[str, Mapping[str, Results]]) -> dict[str, Any]:
-    """Write the figures of a probe next to its results, and return them. ``sides``: the `parts` of base and trained."""
+    """Write the metrics of a probe next to its results, and return them. ``sides``: the `parts` of base and trained."""
     base, trained = sides["base"]["samples"], sides["trained"]["samples"]
     ends = [{side: each[name] for side, each in sides.items() if name in each} for name in ("memory", "control")]
     result = {

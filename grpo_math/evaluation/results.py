@@ -252,8 +252,8 @@ def _key(record: Record) -> tuple[str, int]:
 
 
 def _file(path: Path, settings: dict[str, Any]) -> Path:
-    """Return the results file. In a folder its name has model, adapter, data, and a hash of all settings: other
-    settings, other file."""
+    """Return the results file. In a folder its name has model, adapter, data, and a hash of all settings, so that
+    other settings get another file."""
     if path.suffix == ".json":
         return path
     words = [settings["model"], settings["adapter"], settings.get("data")]

@@ -64,7 +64,7 @@ class Canary:
         self.send = send
         self.context = context
         self.prompt: list[int] = []
-        # 1: at the first sync. 2: with a changed adapter, so no check is left.
+        # The checks that have passed. 1: the first sync. 2: a changed adapter, so no check is left.
         self.agreed = 0
         self.due = False
         self.effect = 0.0  # of the adapter on the log-probs, at the last check

@@ -53,9 +53,9 @@ ROW_BY_ROW = {
 def lean_generation(model: Any) -> Iterator[None]:
     """Make ``model.generate(input_ids=..., attention_mask=...)`` compute equal prompts once, and no finished rows.
 
-    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. Supports
-    left-padded prompts, and layers with keys and values or with a state. The plain method runs other calls, with beams,
-    other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
+    The output is that of the original method: tokens, shape, padding, and the state of the random numbers. Supports
+    left-padded prompts, and layers with keys and values or with a state. The original method runs other calls: with
+    beams, other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
     original_generate = model.generate
     # A method of the user may not take an argument that TRL does not pass, and `decode` would skip the user's loop.
@@ -131,7 +131,7 @@ def decode(
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
     with model._optimize_model_for_decode():
         while True:
-            # Sample and append for the whole batch, so that a seed gives the tokens of plain `generate`.
+            # Sample and append for the whole batch, so that a seed gives the tokens of `generate`.
             scores = logits_processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)

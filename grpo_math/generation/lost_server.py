@@ -21,6 +21,7 @@ class ServerUnavailable(UserError):
 
 
 def waiting_line(server: Server, seconds: float, hint: str) -> str:
+    """Return the line that is printed while a server does not answer."""
     return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {hint}"
 
 

@@ -34,9 +34,11 @@ QUANTISATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_
 
 @dataclass(frozen=True)
 class Request:
-    """``stop`` and ``stop_token_ids`` end an answer, next to the model's own end tokens. ``options``: other settings
-    of the sampler. ``template`` is None if it is not known, for example for the rows of a script. ``quantisation``
-    and ``model_init_kwargs`` change the model that is asked."""
+    """The settings of a request. ``stop`` and ``stop_token_ids`` end an answer, as the model's end tokens do.
+
+    ``options``: other settings of the sampler. ``template`` is None if it is not known, for example for the rows of a
+    script. ``quantisation`` and ``model_init_kwargs`` change the model.
+    """
 
     template: str | None = None
     system_prompt: str | None = None

@@ -86,7 +86,7 @@ class SharedBase:
 
     @contextmanager
     def locate(self) -> Iterator[None]:
-        """Inside this context an engine loads its weights. Afterwards `views` is complete."""
+        """Find the tensors of the engine that loads its weights inside this context. Afterwards `views` is complete."""
         if self.skeleton is None:
             raise cannot_share("the trainer got a model instead of a name, and vLLM would load another copy")
         from vllm.model_executor.model_loader import base_loader

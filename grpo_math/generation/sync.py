@@ -67,8 +67,8 @@ logger = get_logger(__name__)
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
-    adapter. Otherwise it makes its own class with a `KeyedClient`."""
+    """Make TRL's trainer use an `AdapterGeneration` inside this context, if it trains a PEFT adapter and ``vllm_sync``
+    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`."""
     if not args.use_vllm:
         yield
         return
@@ -436,7 +436,7 @@ class AdapterGeneration(VLLMGeneration):
     # Colocated
 
     def _load_colocated(self) -> None:
-        """Load TRL's colocated engine with support for adapters, and share its base with the trainer if asked to."""
+        """Load TRL's colocated engine with support for adapters, and share its base with the trainer if requested."""
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
         llm_class: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}

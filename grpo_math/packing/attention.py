@@ -6,7 +6,7 @@ The function is registered with transformers as ``packed_sdpa``, as ``packed_eag
 the name of the configured flash attention. Rows that are not packed use the model's original attention, so that one
 model serves generation, evaluation and packed scoring.
 
-Does not serve layers with a state (`recurrent.py` does) or unknown kinds of layers. `unsupported` names these, or the
+Does not support layers with a state (`recurrent.py` does) or unknown kinds of layers. `unsupported` names these, or the
 first packed pass raises `Unpackable`. The trainer then scores as TRL does.
 """
 
@@ -26,7 +26,7 @@ from grpo_math.packing.varlen import AttentionParams
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
 # Kinds of layers that call an attention function.
 ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
-STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
+STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` supports
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 LONGEST_ROW = "positions that depend on the longest row of a pass"
 # Arguments that layers pass, and that do not change attention scores.
@@ -166,7 +166,7 @@ def register(implementation: str) -> str:
     """Register packed attention with transformers instead of ``implementation``, and return its name there."""
     # Flash attention keeps its name, because masks, generation and the kernel itself depend on it.
     if "flash" in implementation:
-        # Only the first time: afterwards the name means our own function.
+        # Only the first time: afterwards transformers has our function under this name.
         original_attention.setdefault(implementation, AttentionInterface()[implementation])
         AttentionInterface.register(implementation, packed_attention)
         return implementation

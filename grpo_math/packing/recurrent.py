@@ -40,7 +40,7 @@ class States:
         return other
 
     def is_recording_past(self, layer: int) -> bool:
-        return True  # else a layer computes a single token by writing into its states
+        return True  # if False, a layer would compute a single token by writing into its states
 
     # Before transformers 5.23 a layer reads these attributes of its cache: ``layers[i].recurrent_states[0]``.
     record_past = True

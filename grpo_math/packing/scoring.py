@@ -207,7 +207,7 @@ class PackedScorer:
     def agree_to_pack(
         self, score_unpacked: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool
     ) -> bool:
-        """Compare the scores of two short rows of words with those of ``score_unpacked`` (TRL's method), once per model.
+        """Compare the scores of two short rows of words with those of TRL's ``score_unpacked``, once for each model.
 
         Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
         their own attention again, and updates are not split. If the scores differ on one rank, no rank packs. All ranks
@@ -268,14 +268,14 @@ class PackedScorer:
             self._score, score_unpacked, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
         )
         is_one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
-        # Ranks that agree on their batches below have to take the same way.
+        # Ranks agree on their batches below, so all of them must take the same path.
         is_narrow = width < (self.longest or math.inf) if is_one_batch else self.agree_on_width(width)
         if not is_narrow:
             switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
             rows = (input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
             return score_unpacked(model, *rows, **kwargs)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
-        # mean over all of them.
+        # mean over all rows.
         batches = [] if is_one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
@@ -309,7 +309,7 @@ class PackedScorer:
                 model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs
             )
             return scores[0].float(), *scores[1:]
-        # A layer may lose an argument that it gets: it counts itself here.
+        # A layer may drop the argument ``packed_groups``, so each packed layer counts its call here.
         calls = Counter[str]()
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
         if aux_loss:

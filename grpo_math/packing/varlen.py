@@ -27,8 +27,8 @@ from grpo_math.run.speed_ups import switched_off
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """How an attention computes its weights. ``window`` counts the query's own position; ``sinks`` (H,) are the scores
-    of an additional key without a value."""
+    """The options of attention weights. ``window`` counts the query's own position; ``sinks`` (H,) are the scores of an
+    additional key without a value."""
 
     scale: float | None = None
     dropout: float = 0.0
@@ -52,7 +52,7 @@ class Spans:
     cu_seqlens_k: Tensor
 
 
-@lru_cache(maxsize=2)  # every layer of a micro-batch needs the same
+@lru_cache(maxsize=2)  # every layer of a micro-batch has the same arguments
 def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Spans, Tensor]:
     """Return the sequences of a row, and the index that gathers their keys.
 
@@ -189,7 +189,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, params: AttentionP
 
 
 def _attend_to_sequence(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """(1, H, L, D) in and out, causal from the lower right."""
+    """Attend to one sequence, causal from the lower right: (1, H, L, D) in and out."""
     queries, keys = q.size(2), k.size(2)
     if params.needs_eager:
         return _eager(q, k, v, params)
@@ -212,7 +212,8 @@ def _attend_to_sequence(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """
+    """Return the causal mask (queries, keys), aligned at the lower right.
+
     >>> _mask(2, 4, 2, torch.device("cpu")).int()
     tensor([[0, 1, 1, 0],
             [0, 0, 1, 1]], dtype=torch.int32)

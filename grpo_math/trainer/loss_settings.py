@@ -1,4 +1,4 @@
-"""The settings of the loss, from the attributes and arguments that TRL's loss reads, and how TRL's loss differs."""
+"""Read the settings of the loss where TRL's loss reads them, and find terms that TRL's loss lacks."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ def update_entropy_coef(trainer: "TrlTrainer", entropy: float) -> None:
 
 
 def micro_batch_terms(trainer: "TrlTrainer") -> list[str]:
-    """Return the terms of the loss that are a mean or a quantile over TRL's own micro-batch."""
+    """Return the terms of the loss that are a mean or a quantile over TRL's micro-batch."""
     terms = {
         "router_aux_loss_coef": trainer.aux_loss_enabled,
         "an entropy bonus": trainer._entropy_bonus_enabled,
@@ -75,7 +75,7 @@ def exceeds_trl_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> bool:
 
 
 def refuse_images_with_added_terms(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
-    """Raise `ConfigError` if a model with images, of which TRL computes the loss, needs a term of ours."""
+    """Raise `ConfigError` if a model with images, whose loss TRL computes, needs a term that TRL lacks."""
     if exceeds_trl_loss(trainer, settings):
         raise ConfigError(
             "surrogate",

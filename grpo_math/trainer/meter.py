@@ -18,7 +18,7 @@ from grpo_math.run import metrics
 
 
 class StepMeter(Stateful):
-    """``log()`` returns TRL's dict of lists for the current mode, train or eval.
+    """Logs seconds, tokens and memory of training steps. ``log()`` returns TRL's dict of the mode, train or eval.
 
     >>> log = {metrics.SECONDS_GENERATE: [], metrics.SECONDS_SYNC: [], metrics.TOKENS: [5], metrics.KL: [0.5]}
     >>> meter = StepMeter(lambda: log, rollouts_per_step=1.0)
@@ -81,7 +81,7 @@ class StepMeter(Stateful):
 def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
     """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
 
-    ``in_format`` is None for a completion whose row names no format: then no share of them is logged.
+    ``in_format`` is None for a completion whose row names no format: then no metric of the format is logged.
 
     >>> log = verdict_metrics(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]

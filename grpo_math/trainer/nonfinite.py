@@ -1,7 +1,7 @@
 """Skip a step whose gradient is not finite; too many of them in a row end the run.
 
-Through clipping by the norm, one NaN in a gradient makes every weight NaN, and Adam's moments keep it. So the norm
-decides, which transformers has computed already: the gradients are dropped, and the optimizer has nothing to apply.
+Through clipping by the norm, one NaN in a gradient makes every weight NaN, and Adam's moments keep it. transformers has
+computed the norm already. If it is not finite, the gradients are dropped, and the optimizer has nothing to apply.
 DeepSpeed skips such a step itself, and reports an infinite norm. The norm is that of the gradient of all ranks, so all
 ranks decide the same.
 """
@@ -23,7 +23,7 @@ class NonFiniteSteps(Stateful):
         self.in_a_row = 0
 
     def count(self, grad_norm: Any, may_overflow: bool = False) -> bool:
-        """Return True if this step is skipped.
+        """Count a step with this gradient norm. Return True if the step is skipped.
 
         ``may_overflow``: the loss scale of float16 may be too large. The scale then falls, and the step does not count.
 

@@ -1,6 +1,6 @@
 """The table of a training run in a notebook: a row for each log entry, under a progress bar.
 
-Needs IPython, so that console.py imports this module in a notebook alone.
+Needs IPython, so console.py imports this module only in a notebook.
 """
 
 from typing import Any

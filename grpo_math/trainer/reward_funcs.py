@@ -1,7 +1,7 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`read_gold_answer`).
-For a stream, only the columns are checked, and nothing if only its rows show them.
+Of a stream only the columns are checked, and nothing if they are known only from its rows.
 
 rewards/guard.py calls the functions.
 """
@@ -52,7 +52,7 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
     counted = columns and hasattr(data, "__len__")
-    # Numbers, not tensors, as ``None`` formats them.
+    # ``None``: Python's numbers instead of tensors.
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
     missing = sum(read_gold_answer(row) is None for row in rows)
     if reserved := [name for name in names if name in ARGUMENTS]:

@@ -62,7 +62,8 @@ def empty_table() -> dict[str, Any]:
 class RolloutInProgress:
     """A rollout while TRL makes it. TRL writes into ``table`` and ``log``, which are those of all ranks.
 
-    `_calculate_rewards` sets the rest, of this rank's completions; it stays None if a subclass has its own rewards.
+    `gather_rewards` sets the other fields, for this rank's completions. They stay None if a subclass computes rewards
+    itself.
     """
 
     table: dict[str, Any] = field(default_factory=empty_table)
@@ -97,8 +98,8 @@ class RolloutInProgress:
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
 
-    ``tools``: the loop over the turns of tools, if it is ours. ``engine``: vLLM's, if it samples. ``draft``: the
-    rollout that TRL makes now.
+    ``tools``: None if TRL's loop over turns runs, if any. ``engine``: TRL's `VLLMGeneration`, if vLLM samples.
+    ``draft``: the rollout that TRL makes now.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class RolloutMaker:
         return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
     def local(self, n: int) -> slice:
-        """Return the place of this rank's ``n`` rows among those of all ranks."""
+        """Return the slice of this rank's ``n`` rows in the rows of all ranks."""
         first = self.trainer.accelerator.process_index * n
         return slice(first, first + n)
 
@@ -157,7 +158,7 @@ class RolloutMaker:
                     self.engine.watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
-            # Last, because resampling replaces rows. TRL's advantages are those of one draw.
+            # Advantages come last, because resampling replaces rows. TRL's advantages belong to a single draw.
             rollout = self._with_advantages(rollout)
             rows = rollout.rows(self.local(len(inputs)))
             if trainer.loss_type == "prompt_mean":
@@ -169,7 +170,7 @@ class RolloutMaker:
     def _gather_rollout(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]], first: int) -> Rollout:
         """Sample, score and grade a completion of each row. ``first``: the number of the first group.
 
-        Writes nothing into the trainer but seconds and tokens. All ranks call this.
+        Writes nothing into the trainer except seconds and tokens. All ranks call this.
         """
         trainer, log, draft = self.trainer, self.meter.log(), RolloutInProgress()
         mode = "train" if trainer.model.training else "eval"
@@ -179,7 +180,7 @@ class RolloutMaker:
         # TRL would mask every completion that does not end with EOS.
         masks = trainer.mask_truncated_completions and not self.stops.exist
         trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks}
-        # TRL raises for this mode, which correction.py has.
+        # TRL raises for this mode, which only correction.py has.
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
         trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
         with replaced(self, draft=draft), replaced(trainer, **trl_outputs, **trl_settings):
@@ -193,7 +194,7 @@ class RolloutMaker:
                 draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
-        # TRL assigns the tokens of all draws.
+        # TRL's count includes the tokens of earlier draws, so it replaces their count.
         log |= {metrics.TOKENS: draft.log.pop(metrics.TOKENS)} if metrics.TOKENS in draft.log else {}
         local = self.local(len(inputs))
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
@@ -208,11 +209,11 @@ class RolloutMaker:
     def _gather_explained(
         self, rollout: Rollout, draft: RolloutInProgress, inputs: list[dict[str, Any]], ids: Sequence[Sequence[int]]
     ) -> Rollout:
-        """Add verdicts, the columns that explain a row, and the metrics of verdicts, endings and tools."""
+        """Add verdicts, the columns that explain a row, and the metrics of verdicts, truncation and tools."""
         trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
         sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.cpu())
         own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
-        # A row that names no format, as in most scripts, asks for none.
+        # The rows of most scripts name no format: then there is no format to check.
         graded = [
             (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in (zip(grades, inputs, strict=True) if grades else ())
@@ -220,7 +221,7 @@ class RolloutMaker:
         ranks = gather_object([(own, graded)])
         columns = dict(rollout.columns)
         for name in own:
-            # A column or a reward function of a script may have one of these names: it stays the script's.
+            # A script's column or reward function of the same name is kept.
             if name not in trainer.reward_func_names:
                 columns.setdefault(
                     ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
@@ -243,7 +244,7 @@ class RolloutMaker:
         draft.completions = arguments[1]
         draft.ids = arguments[2]
         with self.meter.phase(metrics.SECONDS_GRADE):
-            # All ranks decide the same, because `_gather_explained` gathers the verdicts.
+            # All ranks must decide alike, because `_gather_explained` gathers the verdicts.
             has_gold_answers = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
             draft.grades = self.grade(inputs, draft.completions) if has_gold_answers else None
             added: dict[str, Any] = {

@@ -36,7 +36,7 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 
 
 class RunWriter(History):
-    """The writer of a run directory: its settings, history and weights, and the mark of its end.
+    """The writer of a run directory: settings, history, weights, and finished.json at the end.
 
     Each file is written by the main process; weights by all processes together.
     """
@@ -54,7 +54,7 @@ class RunWriter(History):
         """Save the weights that are trained. All ranks call this: under ZeRO-3 and FSDP each has a part of them."""
         with checkpoints.sealed(target, self.trainer.accelerator):
             self.trainer.save_model(str(target))
-            # peft writes a form that nobody has filled in, and names the base by its folder in a cache.
+            # peft's model card is an empty form, and names the base by its folder in a cache.
             (target / "README.md").unlink(missing_ok=True)
 
     def write_finished(self, **more: Any) -> None:
@@ -85,10 +85,10 @@ class RunFiles(RunWriter):
         if state.global_step == 0 and not self.is_first:
             self.earlier_steps = self.last_step()
         elif state.global_step == 0 and (config.exists() or finished.exists()):
-            # A new run in a used folder: the report must not mix the two.
+            # A new run in a used folder: the report must not mix the two runs.
             self.archive(earlier.files_of_run(self.run_dir))
         super().on_train_begin(args, state, control, **kwargs)
-        # The results of a complete run are those of its weights.
+        # finished.json and after.json belong to the last weights, which change now.
         if state.global_step < state.max_steps:
             finished.unlink(missing_ok=True)
             self.written.discard(self.run_dir / "after.json")
@@ -138,7 +138,7 @@ def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
     if not writes_run_files(trainer):
         yield
         return
-    # transformers 5.17 has the function alone.
+    # transformers 5.17 has only the function, and no `hf_api`.
     is_function = hasattr(transformers.trainer, "upload_folder")
     hub: Any = transformers.trainer if is_function else copy(transformers.trainer.hf_api())
     upload = hub.upload_folder
@@ -147,7 +147,7 @@ def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
         run_dir = Path(str(trainer.args.output_dir))
         # A pattern that ends with a slash is a folder.
         run_files = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.files_of_run(run_dir)]
-        # TRL writes the table too, if it is asked for.
+        # With log_completions TRL writes the table, too: then the script publishes it.
         run_files = [name for name in run_files if not (trainer.log_completions and name.startswith("completions/"))]
         hidden = [".*.unfinished", lock.NAME, f"{earlier.EARLIER}/"]
         return upload(*args, ignore_patterns=[*ignore_patterns, *run_files, *hidden], **settings)

@@ -1,7 +1,7 @@
 """The state of a rank between two optimizer steps, beyond what transformers saves: ``state_RANK.pt``.
 
 It contains the rollout that is being trained on, the position in it, the metrics of the next log line, and the state of
-each object that has one. A killed run that is started again then ends with the weights, history and completions of a
+the trainer's parts. A killed run that is started again then ends with the weights, history and completions of a
 run that was not killed: bitwise on a CPU in float32.
 
 transformers saves the weights. reference.py saves the reference of the KL term.
@@ -94,7 +94,7 @@ class TrainerAttributes(Stateful):
 class RunState:
     """The state of a rank, collected from the objects that own it; and the snapshot of the last complete step.
 
-    ``flat``: objects whose entries have no name of their own in a checkpoint. ``named``: those with a name there.
+    ``flat``: objects whose entries are at the top level of a checkpoint. ``named``: objects that have an entry there.
     """
 
     def __init__(self, trainer: "TrlTrainer", flat: list[Any], named: Mapping[str, Stateful]) -> None:
@@ -119,7 +119,7 @@ class RunState:
             owner.load_state_dict(state.get(name, {}))
 
     def agree_on_saved(self, writes_table: bool) -> dict[str, Any]:
-        """Return the state for a checkpoint. Every process waits for completions that servers are still sampling."""
+        """Return the state for a checkpoint. All ranks wait for completions that servers are still sampling."""
         # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
         saved = self.state_dict()
         # Only the main process writes the table.
@@ -144,7 +144,7 @@ class RunState:
 
     def take_missing_snapshot(self) -> None:
         """Remember the completed step, unless it has a snapshot or a checkpoint."""
-        # Never a second one: the next step may be under way.
+        # Never a second snapshot of a step: the next step may be under way.
         if self.trainer.state.global_step not in (self.saved_step, self.last_step and self.last_step["step"]):
             self.take_snapshot()
 
@@ -197,16 +197,17 @@ class RestoreState(TrainerCallback):
 
 
 def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
-    """Read a `rank_state` from a checkpoint; None if a rank has none.
+    """Return the state of this rank in a checkpoint; None if any rank has no state there.
 
-    All ranks call this together, and agree: a rank without a rollout would sample while the others train.
+    All ranks call this, and agree: a rank without a rollout would sample while the others train.
     """
     # `torch.load` does not support ``cpu:0``, the name of the device under DeepSpeed.
     map_location = torch.device("cpu") if device.type == "cpu" else device
     own_path, first_path = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
     path = next((path for path in (own_path, first_path) if path.exists()), None)
     state = torch.load(path, map_location=map_location, weights_only=True) if path else None
-    # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
+    # Without a file of this rank, fewer processes wrote the checkpoint. Between two rollouts the state of rank 0 is
+    # enough.
     if path != own_path and state and state["rollout"] is not None:
         state = None
     return state if agree_on_all(state is not None) else None

@@ -43,7 +43,7 @@ def completion_columns(
     """Return columns with an entry for each completion.
 
     ``groups`` are the numbers of the completions' groups. ``rewards`` (B,) are weighted sums, NaN if no function gave a
-    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True for those that the limit ended. Unknown
+    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True if the limit ended a completion. Unknown
     values are None, so that columns have the same length.
 
     >>> from grpo_math.grading import Verdict
@@ -146,7 +146,7 @@ def restore(logs: Any, saved: Mapping[str, Any] | str | None) -> None:
 
 
 def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's table with columns that Parquet can hold, without those that lack rows."""
+    """Return TRL's table with columns that Parquet can hold, without columns that lack rows."""
     from trl.trainer.utils import strip_images_from_messages
 
     extra = {name: storable(values) for name, values in logs["extra"].items() if len(values) == len(logs["prompt"])}
@@ -158,7 +158,7 @@ def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
     """Let TRL's `log` write its table from columns that Parquet can hold, and send it to these ``trackers``.
 
-    An error of the table ends no run.
+    An error in the table does not end the run.
     """
     handler, logs, args = trainer.callback_handler, trainer._logs, trainer.args
     call_callbacks = handler.on_log
@@ -175,7 +175,7 @@ def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            # An error of a callback is the script's.
+            # The table was not written yet, so this is an error of a script's callback.
             if trainer._logs is logs:
                 raise
             # A file that was cut cannot be read by the report.

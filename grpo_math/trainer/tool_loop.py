@@ -1,8 +1,8 @@
 """Tools in training: the trainer's tools become a `Conversation`, and `ToolLoop` replaces TRL's loop over turns.
 
-If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most. TRL's
-slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
-their prompts, and its answers are dropped.
+If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most,
+because TRL's slice of a server's answers begins at ``process_index * len(prompts)``. Ranks with fewer rows repeat one
+of their prompts, and its answers are dropped.
 
 With images or an ``environment_factory``, TRL's own loop runs, on one process.
 """

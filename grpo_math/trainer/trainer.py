@@ -79,7 +79,7 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
-    # All parts that this class adds. TRL's tests call methods of a trainer without `__init__`.
+    # None until `__init__` has returned. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 
     def __init__(
@@ -99,7 +99,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
-        """Take TRL's arguments. Long because each of them is named twice, for `help` and for TRL."""
+        """Take TRL's arguments. Each is named twice, for `help` and for TRL's constructor."""
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
@@ -171,7 +171,7 @@ class MathGRPOTrainer(GRPOTrainer):
             with warnings.catch_warnings():
                 # In each step transformers warns about names that TRL uses.
                 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-                # transformers' default, which torch ignores on a CPU.
+                # torch warns that it ignores transformers' default on a CPU.
                 warnings.filterwarnings("ignore", ".*pin_memory.* no accelerator", UserWarning)
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
@@ -181,7 +181,7 @@ class MathGRPOTrainer(GRPOTrainer):
         except UserError:
             raise
         except Exception as error:
-            # Without the chain, which is a page about torch or tokenizers.
+            # Without the chained exception, whose traceback is a page about torch or tokenizers.
             if reported := failure(error, run_dir, state.how_to_continue(parts.is_recipe_run)):
                 raise reported from None
             raise
@@ -198,7 +198,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return sampler
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
+        """Call transformers' method, and remember the optimizer's options before a checkpoint replaces them."""
         scheduler = super().create_scheduler(*args, **kwargs)
         self.grpo_math.optimizer_options = loading.optimizer_options(self.optimizer)
         return scheduler
@@ -239,7 +239,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
+        """Call transformers' method, which would train a step beyond ``max_steps`` after the last step's checkpoint."""
         # Without the rows of the checkpoint TRL samples at once. It selects rows by ``_step``, which must agree with
         # the data loader.
         if state.in_rollout(self) and self._buffered_inputs is None:
@@ -358,8 +358,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.model.training and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.grpo_math.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
         metrics.prefer_scripts(self._metrics["train" if self.model.training else "eval"])
-        # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
-        # for with ``log_completions``.
+        # The run directory of a script has TRL's file of completions, too. Trackers get the table only with
+        # ``log_completions``.
         file_only = writes_run_files(self) and metrics.LOSS in logs and not self.log_completions
         # TRL would print a table without rows, too.
         writes = (self.log_completions or file_only) and bool(self._logs["prompt"])
@@ -373,7 +373,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Call TRL's, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
+        """Call TRL's method, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
         self.grpo_math.run.take_missing_snapshot()
         if self.grpo_math.evaluate_heldout is not None and eval_dataset is None:
@@ -397,12 +397,12 @@ class MathGRPOTrainer(GRPOTrainer):
     # A checkpoint
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Call transformers'. Delete earlier checkpoints, and push this one, only when this one is complete."""
+        """Call transformers' method. Delete earlier checkpoints, and push this one, only when this one is complete."""
         run_dir, step, args = Path(self._get_output_dir(trial=trial)), self.state.global_step, self.args
         folder = run_dir / f"checkpoint-{step}"
         with checkpoints.sealed(folder, self.accelerator), replaced(args, save_total_limit=None, push_to_hub=False):
             super()._save_checkpoint(model, trial)
-            # Before the checkpoint is complete: a run that is killed between the two writes both again.
+            # Written before the checkpoint is complete: a run that is killed in between writes both again.
             if self.accelerator.is_main_process and self.state.best_model_checkpoint is not None:
                 best = {
                     "step": self.state.best_global_step,

@@ -106,7 +106,7 @@ class Updates:
         """Forget an optimizer step that was interrupted."""
         self.step: OptimizerStep | None = None
         self.result = StepResult({})
-        # The training steps that are planned together, and the one that is computed; none of TRL's own.
+        # The training steps that are planned together, and the current one. Empty and None with TRL's rows.
         self.window: list[TrainingStep] = []
         self.current: TrainingStep | None = None
 
@@ -131,7 +131,7 @@ class Updates:
         if self.scorer and not self.scorer.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
             self.scorer = None
 
-    # An optimizer step, in the order in which TRL calls these
+    # An optimizer step: methods in the order in which TRL calls them
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
         """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
@@ -155,7 +155,7 @@ class Updates:
                     # TRL measures the last attempt alone.
                     trainer._current_train_step_time += time.perf_counter() - started
                     started = time.perf_counter()
-                # TRL's calls `_prepare_inputs` and `_compute_loss`.
+                # TRL's method calls `_prepare_inputs` and `_compute_loss`.
                 loss = trl_method(model, inputs, *others)
                 break
             except torch.OutOfMemoryError as error:
@@ -182,7 +182,7 @@ class Updates:
 
         All ranks call this.
         """
-        # Memory ran out: the same rows, in smaller micro-batches.
+        # Memory ran out: the same training step comes again, in smaller micro-batches.
         if isinstance(batch, TrainingStep):
             return batch
         trainer, args = self.trainer, self.trainer.args
@@ -204,7 +204,7 @@ class Updates:
         return self.current
 
     def _gather_window(self, trl_batches: list[Rows]) -> list[TrainingStep]:
-        """Return the planned training steps of TRL's rows of each of them. All ranks call this."""
+        """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
         if "micro_batches" in trl_batches[0]:
             return [TrainingStep.from_state_dict(state) for state in trl_batches]
         trainer = self.trainer
@@ -225,10 +225,10 @@ class Updates:
         All ranks call this.
         """
         if not isinstance(inputs, TrainingStep):
-            # TRL's loss, whole, unless it lacks a term.
+            # TRL's loss, unless it lacks a term.
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
                 return trl_method(model, inputs)
-            # In an evaluation, or a method of a script has to see the rows of an update.
+            # An evaluation, or an update whose rows a method of a script gets.
             rows = {name: value for name, value in inputs.items() if name != "group"}
             inputs = TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))])
         step = self._current_step()
