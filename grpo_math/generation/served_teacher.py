@@ -83,17 +83,17 @@ class ServedTeacher:
             (row[has_token].tolist(), int(has_token[-kept:].sum()))
             for row, has_token in zip(ids.cpu(), masks, strict=True)
         ]
-        of_ranks = gather_object([rows])
-        answers = broadcast_from_main(lambda: self._score_all(of_ranks))[PartialState().process_index]
+        all_rows = gather_object([rows])
+        answers = broadcast_from_main(lambda: self._score_all(all_rows))[PartialState().process_index]
         scores = torch.zeros(len(ids), kept)
         scores[masks[:, -kept:]] = torch.tensor([logp for logps in answers for logp in logps])
         return scores.to(ids.device)
 
-    def _score_all(self, of_ranks: list[list[Row]]) -> list[list[list[float]]]:
+    def _score_all(self, all_rows: list[list[Row]]) -> list[list[list[float]]]:
         with ThreadPoolExecutor(MAX_REQUESTS) as pool:
             # All requests are sent before the first answer is read.
-            answers = [pool.map(self._score, rows) for rows in of_ranks]
-            return [list(of_rank) for of_rank in answers]
+            answers = [pool.map(self._score, rows) for rows in all_rows]
+            return [list(rank_answers) for rank_answers in answers]
 
     def _score(self, row: Row) -> list[float]:
         tokens, n = row

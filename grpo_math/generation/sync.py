@@ -266,10 +266,10 @@ class AdapterGeneration(VLLMGeneration):
             self.canary.check(all_prompts, self.sent)
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
-        of_rank = completions[first : first + len(prompts)]
+        local_completions = completions[first : first + len(prompts)]
         # TRL expects a list of the top log-probs for each token. Only the sampled token's is requested.
-        logps = [[[logp] for logp in completion.logps] for completion in of_rank]
-        token_ids = [completion.tokens for completion in of_rank]
+        logps = [[[logp] for logp in completion.logps] for completion in local_completions]
+        token_ids = [completion.tokens for completion in local_completions]
         return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
 
     def watch(self, difference: float) -> None:

@@ -147,18 +147,18 @@ class UpdatePlanner:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(trl_batches), len(trl_batches[0]["advantages"])
         # Sizes first: a group may be computed on another rank, and only its rows move there.
-        of_ranks = gather_object([(layouts, widths(local))])
-        all_layouts = chain(*(of_rank for of_rank, _ in of_ranks))
+        ranks = gather_object([(layouts, widths(local))])
+        all_layouts = chain(*(rank_layouts for rank_layouts, _ in ranks))
         prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
-        wide = largest_widths([of_rank for _, of_rank in of_ranks])
+        wide = largest_widths([rank_widths for _, rank_widths in ranks])
         budget = budget or _padded_tokens(wide, n_rows)
-        plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(of_ranks))
+        plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(ranks))
         needed = [list(chain(*plan)) for plan in plans]
         rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
         plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
         # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
         plan += [[]] * (max(map(len, plans)) - len(plan))
-        # A rank without rows computes a masked row of its own.
+        # A rank without rows computes its first row, masked.
         source = rows if positions else local
         return distribute([self._micro_batch(source, index, n_rows) for index in plan], len(trl_batches))
 

@@ -1,7 +1,7 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`read_gold_answer`).
-Of a stream only the columns are checked, and nothing if they are known only from its rows.
+A stream is checked by its columns only, and not at all if they are not known.
 
 rewards/guard.py calls the functions.
 """

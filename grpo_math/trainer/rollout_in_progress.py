@@ -212,15 +212,15 @@ class RolloutMaker:
         """Add verdicts, the columns that explain a row, and the metrics of verdicts, truncation and tools."""
         trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
         sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.cpu())
-        own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
+        local_columns = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
         # The rows of most scripts name no format: then there is no format to check.
         graded = [
             (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in (zip(grades, inputs, strict=True) if grades else ())
         ]
-        ranks = gather_object([(own, graded)])
+        ranks = gather_object([(local_columns, graded)])
         columns = dict(rollout.columns)
-        for name in own:
+        for name in local_columns:
             # A script's column or reward function of the same name is kept.
             if name not in trainer.reward_func_names:
                 columns.setdefault(
@@ -279,9 +279,9 @@ class RolloutMaker:
 
     def _gather_groups(self, grades: list[Grade], ids: Sequence[Sequence[int]]) -> list[list[Sized]]:
         """Return the group of each of this rank's completions. Ranks may share a group, so all ranks call this."""
-        own = [(len(tokens), is_right(grade)) for tokens, grade in zip(ids, grades, strict=True)]
-        rows = gather_object(own)
-        return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(own))]
+        local_rows = [(len(tokens), is_right(grade)) for tokens, grade in zip(ids, grades, strict=True)]
+        rows = gather_object(local_rows)
+        return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(local_rows))]
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""
