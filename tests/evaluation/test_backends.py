@@ -164,7 +164,7 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
     monkeypatch.setattr(backends, "gather_object", lambda own: own)
     shared = rank // together
     model = backends.Model("any")
-    model.together = together
+    model.tensor_parallel = together
     assert model.gather_from_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
     assert model.gather_from_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
 

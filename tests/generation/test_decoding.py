@@ -241,7 +241,7 @@ def test_an_argument_of_a_newer_transformers_is_named_with_the_version(model, gr
 def test_a_shared_prefix_that_a_state_excludes_is_named_and_a_short_one_is_not(grouped, monkeypatch, caplog):
     stateful = small_model("lfm2", **FAMILIES["lfm2"])
     for saved, lines in ((10**6, 0), (1, 1)):
-        monkeypatch.setattr(cache, "SAVED", saved)
+        monkeypatch.setattr(cache, "MIN_SAVED_TOKENS", saved)
         speed_ups.forget()
         both(stateful, grouped(["same words, then A", "same words, then B"]), **SAMPLED)
         assert caplog.text.count("Switched off: shared prefix: ") == lines

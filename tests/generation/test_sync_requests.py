@@ -176,7 +176,7 @@ def test_the_canary_waits_for_a_server_that_restarts(server, policy, tmp_path):
     server.served = lambda path, body: failures.pop() if failures and path == "/server_info" else served(path, body)
     for _ in range(2):  # rollouts that differ
         generation.watch(1.0)
-    assert (failures, generation.losses) == ([], 1)
+    assert (failures, generation.lost_requests) == ([], 1)
 
 
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):
