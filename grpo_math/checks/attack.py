@@ -17,7 +17,6 @@ import argparse
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Context
 from functools import partial
 from itertools import compress
 from statistics import fmean, mode
@@ -29,7 +28,6 @@ from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError, escaped
 from grpo_math.grading import Verdict
-from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.rewards import REWARDS
 from grpo_math.settings import recipe
@@ -42,7 +40,6 @@ FEWEST, SLOW = 4, 0.005  # problems of a slow reward, and the seconds for a comp
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CHANCE, HOLE = 0.02, 0.2  # of the problems: a repeated formula may be the answer on some of them
 CANDIDATES = (2, 4)
-EXACT = Context(prec=5000)  # digits
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
 # Rewards for words of reasoning pay these, too.
 THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
@@ -63,8 +60,6 @@ RESTATED = [
     *((PLAIN, r"(\d+)", number) for number in (r"$\1", r"\1 − 0", r"\1/1")),
 ]
 EXAMPLE = {"problem": "48 / 2 + 26"}
-HOW_MANY = re.compile(r"[Hh]ow many (?:more |fewer |total )?([a-z]{3,})")
-VALUES = ("in dollar signs", "as a fraction", "as a fraction in LaTeX", "as a decimal", "with its unit")
 REMEDY = (
     "grpo-math attack shows the texts; pay for one number (rewards: [gsm8k], or a format that asks for one), and pay a "
     "format only with a correct answer (rewards: [gated])"
@@ -118,15 +113,10 @@ def check(setup: Setup) -> Iterator[Finding]:
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the text output."""
-    yield f"a right answer gets {result['right']:.3g} in the best form ({result['form']}), on {result['rows']} problems"
     for one in result["attacks"][:WORST]:
-        yield f"{one['share']:5.0%} of it: {one['name']} (right on {one['right']:.0%}; at most {one['allowed']:.0%})"
+        share = f"{one['share']:5.0%} of a right answer's reward, at most {one['allowed']:.0%} is ok"
+        yield f"{share}: {one['name']} (right on {one['right']:.0%})"
         yield f"       {escaped(one['text'])[:SHOWN]}"
-    unpaid = ", ".join(f"{name} {share:.0%}" for name, share in result["forms"].items() if share < 1 - PAID)
-    yield f"a right answer is paid less as: {unpaid}" if unpaid else "a right answer is paid in every form"
-    yield f"a completion takes {result['seconds']:.1g} seconds; {result['none']} rewards of right answers are None"
-    changed = ", ".join(result["changes"])
-    yield f"the rewards change {changed}" if changed else "the rewards are the same in any order and batch"
     yield from [f"warning: {result['chance']}"] * bool(result["chance"])
     yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
     yield from [f"what to do: {REMEDY}"] * bool(result["faults"] or result["chance"])
@@ -145,13 +135,11 @@ def attack(setup: Setup) -> dict[str, Any]:
     seconds = (time.monotonic() - started) / min(FEWEST, len(rows))
     rows = rows[:FEWEST] if seconds > SLOW else rows
 
-    paid = {one.name: pay(setup, errors, one, rows) for one in forms}
-    best = max(forms, key=lambda one: mean(paid[one.name]))
-    values = [best._replace(name=name, answers=partial(rewritten, name)) for name in VALUES]
-    paid |= {one.name: pay(setup, errors, one, rows) for one in values}
+    paid = {one: mean(pay(setup, errors, one, rows)) for one in forms}
+    best = max(forms, key=lambda one: paid[one])
     wrong = mean(pay(setup, errors, best._replace(answers=lambda row: [other_answer(row["answer"])]), rows))
     # A wrong answer that costs something, as with rewards of -1 and 1, is the zero.
-    top, zero = mean(paid[best.name]), min(0.0, wrong)
+    top, zero = paid[best], min(0.0, wrong)
 
     def share(reward: float) -> float:
         return (reward - zero) / (top - zero or 1.0)
@@ -182,14 +170,9 @@ def attack(setup: Setup) -> dict[str, Any]:
         if attacks
         else "",
         "rows": len(rows),
-        "form": best.name,
         "right": top,
         "wrong": wrong,
         "attacks": attacks,
-        "forms": {name: share(mean(sums)) for name, sums in paid.items() if sums},
-        "changes": changes(setup, errors, best, rows),
-        "none": sum(sums.count(None) for sums in paid.values()),
-        "seconds": seconds,
     }
 
 
@@ -254,22 +237,6 @@ def right_share(setup: Setup, attack: Attack, rows: Sequence[Any]) -> float:
     written = [list(zip(*one.texts(rows), strict=True)) for one in (attack, known)]
     verdicts = zip(*(graded(setup, some, texts) for some, texts in written), strict=True)
     return fmean(any(grade.verdict is Verdict.CORRECT for grade in both) for both in verdicts)
-
-
-def changes(setup: Setup, errors: dict[str, str], best: Attack, rows: Sequence[Any]) -> list[str]:
-    """Return the ways to call the rewards again that change them. Every second answer is wrong."""
-    right = {row["id"] for row in rows[::2]}
-    mixed = best._replace(answers=lambda row: [row["answer"] if row["id"] in right else other_answer(row["answer"])])
-    first, again, reverse, one_half, other_half = [
-        [reward and round(reward, 6) for reward in pay(setup, errors, mixed, some)]
-        for some in (rows, rows, rows[::-1], rows[::2], rows[1::2])
-    ]
-    same = {
-        "when called again": first == again,
-        "in another order": first[::-1] == reverse,
-        "in another batch": (first[::2], first[1::2]) == (one_half, other_half),
-    }
-    return [name for name in same if not same[name]]
 
 
 # The texts
@@ -391,23 +358,3 @@ def candidates(k: int, separator: str, form: str, row: Any) -> list[str]:
         answers.append(other_answer(answers[-1]))
     texts = [form.replace(PLAIN, answer) for answer in answers]
     return [separator.join(texts[k - first :] + texts[: k - first]) for first in range(k)]
-
-
-def rewritten(name: str, row: Any) -> list[str]:
-    r"""Return the gold answer in another form of the same value, or nothing if the value has no such form.
-
-    >>> row = {"answer": "1/2", "problem": "How many apples?"}
-    >>> rewritten("as a decimal", row), rewritten("with its unit", row)
-    (['0.5'], ['1/2 apples'])
-    """
-    number = value(row["answer"])
-    top, bottom = (0, 1) if number is None else number.as_integer_ratio()
-    forms = {
-        "in dollar signs": [f"${row['answer']}$"],
-        "as a fraction": [f"{top}/{bottom}"] * (bottom > 1),
-        "as a fraction in LaTeX": [rf"\frac{{{top}}}{{{bottom}}}"] * (bottom > 1),
-        # Other denominators have no exact decimal. Not a float, because a gold answer may have hundreds of digits.
-        "as a decimal": [f"{EXACT.divide(top, bottom):f}"] * (bottom > 1 and 10**6 % bottom == 0),
-        "with its unit": [f"{row['answer']} {unit}" for unit in HOW_MANY.findall(row["problem"])[: number is not None]],
-    }
-    return forms[name]

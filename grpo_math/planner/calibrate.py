@@ -19,7 +19,9 @@ from grpo_math.run.bar import Bar
 from grpo_math.system.gpus import visible_gpus
 from grpo_math.system.machine import GB, versions
 
-SECONDS = 90
+SECONDS = 90  # of a calibration
+# Shares of a card's rates that an uncalibrated plan assumes.
+ASSUMED = {"training": seconds.COMPUTE, "generation": seconds.DECODING["transformers"]}
 
 
 def calibrate(words: list[str], recipe: Settings) -> None:
@@ -83,6 +85,3 @@ def _with_steps(found: Calibration, planned: Any, phases: dict[str, Any]) -> Cal
         shares={phase: fastest[phase] / measured["seconds"] for phase, measured in phases.items()},
         rows=rows,
     )
-
-
-ASSUMED = {"training": seconds.COMPUTE, "generation": seconds.DECODING["transformers"]}

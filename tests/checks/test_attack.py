@@ -7,7 +7,6 @@ import pytest
 
 from grpo_math.checks import attack
 from grpo_math.cli import main
-from grpo_math.grading.equal.compare import value
 
 # Each function is (completions, answer) -> rewards, as users write them.
 FUNCTIONS = r"""
@@ -68,8 +67,6 @@ def test_an_honest_reward_passes(name, here, capsys):
     tags = ["--system_prompt", "Think in <IN></IN>, answer in <OUT></OUT>."] if name == "own_tags" else []
     code, result = attacked(capsys, f"own_functions:{name}", *tags)
     assert (code, result["faults"]) == (0, [])
-    assert bool(result["changes"]) == (name == "noisy")
-    assert bool(result["none"]) == (name == "unknown")
 
 
 @pytest.mark.parametrize("name", ["accuracy", "gsm8k", "r1_zero", "gated", "shaped"])
@@ -127,16 +124,6 @@ def test_rewards_below_0_are_measured_from_a_wrong_answer(here, capsys):
     assert {one["share"] for one in result["attacks"] if not one["candidates"]} == {0, 1 / 8}  # one gold answer of 8
 
 
-@pytest.mark.parametrize(
-    "gold", ["7" * 10, "7" * 400, "7" * 399 + ".5", "0." + "1" * 399, "1e400", "1/0", "-0", "7" * 5000]
-)
-def test_a_gold_answer_of_any_size_is_rewritten_exactly(gold):
-    row = {"answer": gold, "problem": "How many apples?"}
-    texts = [text for name in attack.VALUES for text in attack.rewritten(name, row)]
-    assert all(value(text) in (None, value(gold)) for text in texts)
-    assert ("7" * 399 + ".5" in texts[1:]) == (gold == "7" * 399 + ".5")
-
-
 def test_the_weighted_sum_is_judged(here, capsys):
     sums = ["--rewards", "own_functions:exact", "format_strict", "--reward_weights", "1"]
     assert attacked(capsys, *sums, "1")[0] == 1
@@ -152,11 +139,11 @@ def test_a_reward_that_fails_on_some_texts_or_pays_nothing_is_not_ok(here, capsy
         assert re.search(f"not ok: {fault}", capsys.readouterr().out)
 
 
-def test_a_right_answer_in_another_form_and_the_worst_three_are_printed(here, capsys):
+def test_the_worst_three_are_printed_with_their_texts_and_then_the_verdict(here, capsys):
     assert main(["attack", "own_functions:exact", "--dataset", "mine.jsonl"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert sum(" of it: " in line for line in lines) == 3
-    assert any(re.match("a right answer is paid less as: .*boxed 0%.*with its unit 0%", line) for line in lines)
+    *attacks, verdict = capsys.readouterr().out.splitlines()
+    assert [" of a right answer's reward, at most " in line for line in attacks] == [True, False] * 3
+    assert verdict.startswith("ok: an answer that knows nothing gets 12% of a right answer's reward")
 
 
 def test_without_time_for_every_attack_the_answer_is_no(here, capsys, monkeypatch):

@@ -1,7 +1,4 @@
-"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line.
-
-After a change that is meant, `python tests/planner/test_plan.py` writes the plans of tests/cases/plans.json anew.
-"""
+"""Whole plans: the sums agree, no GPU is used twice, suggestions save what they say, and bad input is one line."""
 
 import contextlib
 import io
@@ -28,7 +25,6 @@ from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import GB
 
 ROOT = Path(__file__).parents[2]
-PLANS = ROOT / "tests/cases/plans.json"  # by the arguments of the command
 LORA = {
     "dtype": "bfloat16",
     "use_peft": True,
@@ -61,13 +57,6 @@ def printed(arguments: str) -> dict:
             code = main(["plan", "--config", *arguments.split(), *options])
         outputs.append(output.getvalue())
     return {"code": code, "text": outputs[0].splitlines(), "answer": json.loads(outputs[1])}
-
-
-@pytest.mark.parametrize("arguments", json.loads(PLANS.read_text()))
-def test_a_plan_is_the_stored_one(arguments, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("grpo_math.planner.model._ask", None)  # the shipped measurements are enough
-    assert printed(arguments) == json.loads(PLANS.read_text())[arguments]
 
 
 @pytest.mark.parametrize(
@@ -369,8 +358,3 @@ def test_a_plan_needs_neither_network_nor_torch():
     )
     command = ["plan", "--config", "launch/configs/iterative_7b_8gpu.yaml", "--gpus", "8", "--gpu-memory", "80"]
     subprocess.run([sys.executable, "-c", program, *command], cwd=ROOT, check=True)
-
-
-if __name__ == "__main__":
-    lines = [f"{json.dumps(case)}: {json.dumps(printed(case))}" for case in json.loads(PLANS.read_text())]
-    PLANS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
