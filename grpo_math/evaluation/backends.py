@@ -85,7 +85,7 @@ class Model:
             self.weights = model
             self.tokenizer = tokenizer
         if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
-            raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
+            raise ConfigError("adapter", adapter, "has no adapter_config.json", "give the folder of a LoRA adapter")
 
     def __enter__(self) -> "Model":
         return self

@@ -172,8 +172,8 @@ class Canary:
             if not difference <= limit:
                 raise UserError(
                     f"vLLM samples the wrong model: after sync {sync} its log-probs are {difference:.3f} nats from "
-                    f"the trainer's, and at most {limit:.3f} is rounding: see that it serves the base that is trained, "
-                    "in the same precision, and that nothing else loads adapters into it"
+                    f"the trainer's, and at most {limit:.3f} is rounding: check that it serves the base that is "
+                    "trained, in the same precision, and that nothing else loads adapters into it"
                 )
             change = min(change, from_base)
         return change

@@ -70,4 +70,4 @@ def repeat_after_restart(url: str, call: Callable[[], Any], restore: Callable[[]
             restore()
         except ServerError as error:
             raise ServerUnavailable(str(error)) from None
-    raise ServerUnavailable(f"{url} was lost {RESTARTS} times over one request: its own log says why")
+    raise ServerUnavailable(f"{url} was lost {RESTARTS} times over one request: its log has the reason")

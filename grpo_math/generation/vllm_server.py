@@ -203,11 +203,11 @@ http://127.0.0.1:8000, without a user or password
         while not self.healthy():
             waited = time.monotonic() - started
             if alive is not None and not alive():
-                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its own log says why")
+                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its log has the reason")
             if waited >= seconds:
                 raise ServerError(
-                    f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: see that it runs and that the "
-                    "address is right, or raise vllm_server_timeout"
+                    f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: check that it runs and that "
+                    "the address is right, or raise vllm_server_timeout"
                 )
             if progress is not None:
                 progress(waited)
@@ -241,7 +241,7 @@ http://127.0.0.1:8000, without a user or password
         except ServerError as error:
             if error.status != 404:
                 raise
-            reason = f"{error}: see that the server can read that folder under the same path"
+            reason = f"{error}: check that the server can read that folder under the same path"
             # FastAPI's answer for a path that does not exist. vLLM's own answers have "error".
             if '"detail"' in str(error):
                 remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"

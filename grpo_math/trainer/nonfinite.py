@@ -54,6 +54,5 @@ class NonFiniteSteps(Stateful):
         steps = f"step {first}" if self.in_a_row == 1 else f"steps {first} to {step + 1}, {self.in_a_row} in a row"
         return UserError(
             f"the gradient was not finite in {steps}: the weights are still those of step {first - 1}; lower "
-            "learning_rate, or train in float32 if this is float16 (max_nonfinite_steps says how many may follow each "
-            "other)"
+            "learning_rate, or train in float32 if this is float16 (max_nonfinite_steps limits the steps in a row)"
         )

@@ -35,7 +35,7 @@ def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory
         raise ConfigError(
             "environment_factory",
             factory,
-            "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes",
+            "needs one process, or no vLLM: TRL mixes up the turns of several processes",
             "train on one GPU",
         )
     if factory or not tools:

@@ -99,7 +99,7 @@ class MathGRPOTrainer(GRPOTrainer):
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
-        """Take TRL's arguments. Each is named twice, for `help` and for TRL's constructor."""
+        """Take TRL's arguments. Long because each of them is named twice, for `help` and for TRL's constructor."""
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")

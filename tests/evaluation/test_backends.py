@@ -95,7 +95,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
         ({"backend": "vlm"}, "did you mean 'vllm'"),
         ({"backend": "vllm-server"}, "server=None does not go with backend=vllm-server: give --backend vllm-server"),
         ({"server": "http://127.0.0.1:1"}, "server='http://127.0.0.1:1' does not go with backend=hf"),
-        ({"adapter": "nowhere"}, "adapter='nowhere' holds no adapter_config.json"),
+        ({"adapter": "nowhere"}, "adapter='nowhere' has no adapter_config.json"),
         ({}, "model='no/model' has no "),
     ],
 )

@@ -115,7 +115,7 @@ def test_an_answer_is_read(answer, call, result, server):
         *(((200, text), Server.check_version, "is not a vLLM server") for text in ("[]", '{"title": "another"}')),
         ((404, '{"detail": "Not Found"}'), LOAD, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ((404, '{"detail": "Not Found"}'), Server.settings, "VLLM_SERVER_DEV_MODE=1"),
-        ((404, '{"error": "No adapter found for /folder"}'), LOAD, "for /folder.*: see that the server can read"),
+        ((404, '{"error": "No adapter found for /folder"}'), LOAD, "for /folder.*: check that the server can read"),
         *(((400, "no"), call, "answers 400: no") for call in (LOAD, UNLOAD, Server.settings)),
         ((200, THREE), asked(n=2), "gave 3 completions of a prompt with n=2"),
     ],
