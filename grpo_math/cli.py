@@ -234,13 +234,13 @@ def recipe_first(parser: argparse.ArgumentParser, words: list[str]) -> list[str]
 
     if any(word.partition("=")[0] == "--config" for word in words):
         return words
-    own = {name[2:]: 0 if action.nargs == 0 else 1 for name, action in parser._option_string_actions.items()}
+    options = {name[2:]: 0 if action.nargs == 0 else 1 for name, action in parser._option_string_actions.items()}
     taken, may_take_more = 0, False  # words that the last option takes
     for i, word in enumerate(words):
         if word.startswith("--"):
             name, equals, _ = word[2:].partition("=")
-            may_take_more = not equals and name not in (*own, *OPTIONS)
-            taken = 0 if equals or is_switch(name, words[i + 1 : i + 2]) else own.get(name, 1)
+            may_take_more = not equals and name not in (*options, *OPTIONS)
+            taken = 0 if equals or is_switch(name, words[i + 1 : i + 2]) else options.get(name, 1)
         elif taken or word.startswith("-") or (may_take_more and not is_file(word)):  # -1, -h
             taken = 0
         else:

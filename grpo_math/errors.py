@@ -13,7 +13,7 @@ from typing import Any
 from grpo_math.redact import HIDDEN, is_secret, without_secrets
 
 SHOWN = 200  # characters of a value
-LONGEST = 2000  # of a line
+LONGEST = 2000  # characters of a printed error
 
 
 def cut(value: object) -> str:
@@ -50,7 +50,7 @@ class ConfigError(UserError, ValueError):
     >>> print(ConfigError("baseline", "mean", "is not a baseline", "use group_mean, leave_one_out or none"))
     baseline='mean' is not a baseline: use group_mean, leave_one_out or none
 
-    Its value is hidden if the field is a secret:
+    The value of a secret field is hidden:
 
     >>> ConfigError("hub_token", "hf_x", "is wrong", "log in").value, cut({"token": "hf_x", "dtype": "auto"})
     ('***', "{'dtype': 'auto'}")

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", help="one JSON object per line, with gold and prediction")
     add("--jsonl", action="store_true", help="print one JSON object for each row: verdict, answer, seconds")
-    add("--format", help="the answer format that was asked for (default: any)")
+    add("--format", help="the requested answer format (default: any)")
     add("--timeout", type=float, default=5.0, help="seconds of CPU time for one answer (default: 5)")
     add("--no_percent_as_number", action="store_true", help="25%% equals 0.25 and not 25")
     add("--rounded_golds", action="store_true", help="a gold answer such as 85.71 accepts 600/7, which rounds to it")

@@ -120,7 +120,7 @@ def read_table(path: str | Path, split: str = "") -> Iterator[tuple[int, Any]]:
     # Everything is read inside the block, so that a damaged file is reported with its name.
     with reading(path), OPENERS.get(ending, open)(path, "rb") as file:
         if name.endswith(".parquet"):
-            # Parquet begins to be read at its end, which a compressed file does not have.
+            # A Parquet file is read from its end, and a compressed file can only be read from its start.
             yield from enumerate(_parquet_rows(BytesIO(file.read()) if ending in OPENERS else file), 1)
             return
         head = _through_text(file)
@@ -192,7 +192,7 @@ def _listed(path: str | Path, value: Any, split: str) -> list[Any]:
     items = value.items() if isinstance(value, dict) else ()
     lists = {name: part for name, part in items if name in LISTS and isinstance(part, list)}
     if len(lists) > 1 and split not in lists:
-        raise UserError(f"{path} holds the lists {', '.join(lists)}: name one as the split")
+        raise UserError(f"{path} contains the lists {', '.join(lists)}: name one as the split")
     return lists.get(split) or next(iter(lists.values()), [])
 
 
@@ -202,11 +202,11 @@ def _objects(text: str) -> list[Any]:
     >>> _objects('{"a": 1} {\\n"a": 2}')
     [{'a': 1}, {'a': 2}]
     """
-    values, decoder, rest = [], json.JSONDecoder(), 0
-    while rest < len(text):
-        value, rest = decoder.raw_decode(text, rest)
+    values, decoder, position = [], json.JSONDecoder(), 0
+    while position < len(text):
+        value, position = decoder.raw_decode(text, position)
         values.append(value)
-        rest = SPACE.match(text, rest).end()  # type: ignore[union-attr]
+        position = SPACE.match(text, position).end()  # type: ignore[union-attr]
     return values
 
 

@@ -17,7 +17,7 @@ HIDDEN = "***"
 
 
 def is_secret(name: str) -> bool:
-    """Return True if a setting of this name holds a token, a key or a password.
+    """Return True if a setting of this name contains a token, a key or a password.
 
     >>> [is_secret(name) for name in ("hub_token", "--api-key", "WANDB_API_KEY", "password")]
     [True, True, True, True]
@@ -90,7 +90,7 @@ def one_line(text: object, *secrets: str | None) -> str:
     'PUT https://x.y/z failed for ***'
     """
     line = " ".join(str(text).split())
-    # An empty text would match between all letters.
+    # `str.replace` with an empty text would insert *** everywhere.
     for secret in filter(None, (*secrets, *known_secrets())):
         line = line.replace(secret, HIDDEN)
     # Cut last: half of a secret would not be found.

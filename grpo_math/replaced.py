@@ -1,4 +1,4 @@
-"""Other values for attributes of an object or names of a module, for a while, if TRL or transformers has no hook."""
+"""Replace attributes of an object or names of a module for a while, if TRL or transformers has no hook."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

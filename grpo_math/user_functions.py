@@ -59,7 +59,7 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     # A script without a main guard may call sys.exit() when it is imported.
     except (Exception, SystemExit) as error:
-        reason = f"names a module that cannot be imported ({said_by(error)})"
+        reason = f"names a module that cannot be imported ({format_exception(error)})"
         files = {path.stem for path in Path().glob("*.py")} - {module_name}
         near = difflib.get_close_matches(module_name, files, n=1)
         remedy = f"did you mean {near[0]}:{function_name}?" if near else "write module:function, module as in an import"
@@ -82,7 +82,7 @@ def tensor_from(field: str, name: str, sample: Any, *arguments: Any) -> Any:
     return result
 
 
-def tried(field: str, name: str, sample: Any, *arguments: Any) -> Any:
+def call_on_example(field: str, name: str, sample: Any, *arguments: Any) -> Any:
     """Call `tensor_from` before training, on a small example. Any exception becomes a `ConfigError`."""
     try:
         return tensor_from(field, name, sample, *arguments)
@@ -90,7 +90,7 @@ def tried(field: str, name: str, sample: Any, *arguments: Any) -> Any:
         raise
     except (Exception, SystemExit) as error:
         remedy = f"it is called with {len(arguments)} tensor{'s' * (len(arguments) > 1)} of shape {tuple(sample.shape)}"
-        raise ConfigError(field, name, f"raised {said_by(error)} on a small example", remedy) from error
+        raise ConfigError(field, name, f"raised {format_exception(error)} on a small example", remedy) from error
 
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
@@ -125,5 +125,5 @@ def event_loop() -> asyncio.AbstractEventLoop:
 os.register_at_fork(after_in_child=event_loop.cache_clear)
 
 
-def said_by(error: BaseException) -> str:
+def format_exception(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error)}"

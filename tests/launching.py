@@ -47,7 +47,7 @@ def write_program(path: Path, text: str) -> None:
 def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, capabilities: str = "") -> None:
     """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code."""
     apps, cap = f"*apps*) printf '{processes}'", f"*compute_cap*) printf '{capabilities}'"
-    of_query = f"case $1 in {apps};; {cap};; *) printf '{gpus}';; esac"
+    of_query = f"case $1 in {apps};; {cap};; *index,name*) printf '0, a GPU';; *) printf '{gpus}';; esac"
     write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
 
 

@@ -235,7 +235,7 @@ def train(small, tmp_path, monkeypatch, capfd):
 
     def run(*words, reward=letters, output_dir=tmp_path / "run", report=False):
         if not report:
-            monkeypatch.setattr(finish, "print_verdict", lambda *_: None)
+            monkeypatch.setattr(finish, "print_result", lambda *_: None)
         monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(reward=reward))
         capfd.readouterr()
         command = ["--model_name_or_path", small, "--output_dir", output_dir, *RUN, "--rewards=mine:reward", *words]

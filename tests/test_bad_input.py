@@ -97,7 +97,7 @@ COMMANDS = {
     "a very long option": (["grade", "good.jsonl", "--format", "x" * 100_000], "is not known: use one of"),
     "an accelerate config that is not there": (
         [*ACCELERATE, "zero9"],
-        "accelerate_config='zero9' is not there: give a file, or a name such as zero2",
+        "accelerate_config='zero9' does not exist: give a file, or a name such as zero2",
     ),
     "ZeRO's stage in words": (["plan", "--config", "stage.yaml", *GPU], "stage.json cannot be read (ValueError"),
     "a word for a mapping": (["plan", "--config", "offload.yaml", *GPU], "offload.json cannot be read (AttributeError"),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import RewardError
-from grpo_math.user_functions import is_user_function, tensor_from, tried
+from grpo_math.user_functions import call_on_example, is_user_function, tensor_from
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def try_function(name: str, group: int) -> None:
     """Raise `ConfigError` unless the function returns advantages for two groups, one of them with a missing reward."""
     rewards = torch.zeros(2, group, dtype=torch.float64)
     rewards[:, 0], rewards[1, -1] = 1.0, torch.nan
-    tried("baseline", name, rewards, rewards)
+    call_on_example("baseline", name, rewards, rewards)
 
 
 def advantages(

@@ -59,7 +59,7 @@ from torch import Tensor
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.settings.surrogates import surrogate_and_reduction
-from grpo_math.user_functions import is_user_function, tensor_from, tried
+from grpo_math.user_functions import call_on_example, is_user_function, tensor_from
 
 
 @dataclass(frozen=True)
@@ -412,11 +412,14 @@ def try_surrogate(name: str) -> None:
     logps = torch.tensor([[-1.0, -2.0, -3.0], [-0.5, -1.5, -0.25]], requires_grad=True)
     old, each = logps.detach() - 0.1, torch.tensor([[1.0], [-1.0]]).expand(2, 3)
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
-    both = tried("surrogate", name, logps, logps, old, each, mask)
+    both = call_on_example("surrogate", name, logps, logps, old, each, mask)
     if not both.requires_grad:
         raise ConfigError("surrogate", name, "returned a loss without a gradient", "compute it from the log-probs")
     # Rows are regrouped into other micro-batches, so each row's loss may depend on that row alone.
-    rows = [tried("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i]) for i in (slice(1), slice(1, 2))]
+    rows = [
+        call_on_example("surrogate", name, logps[i], logps[i], old[i], each[i], mask[i])
+        for i in (slice(1), slice(1, 2))
+    ]
     if not torch.allclose(both * mask, torch.cat(rows) * mask, equal_nan=True):
         raise ConfigError(
             "surrogate",

@@ -183,7 +183,7 @@ class Resampler(PromptPool):
         counts: dict[str, float] = {
             metrics.PROMPTS_DRAWN: drawn,
             metrics.PROMPTS_KEPT: groups - len(uniform_groups(correct, self.size)),
-            metrics.PROMPTS_THROWN_AWAY: drawn - groups,
+            metrics.PROMPTS_DISCARDED: drawn - groups,
         }
         tensors, advantages = select(kept, range(rank * n, (rank + 1) * n)), torch.tensor(columns["", "advantages"])
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts

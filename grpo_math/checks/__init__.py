@@ -14,7 +14,7 @@ LEVELS = ("error", "warning", "info")
 
 
 class Finding(NamedTuple):
-    """A problem of a run. ``message`` contains symptom, figures and cause. ``remedy`` ends in a line for the recipe;
+    """A problem of a run. ``message`` contains symptom, numbers and cause. ``remedy`` ends in a line for the recipe;
     it is empty if there is nothing to change. ``check`` names the check, as preflight.py or diagnosis.py adds it."""
 
     level: str

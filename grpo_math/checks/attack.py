@@ -41,7 +41,7 @@ PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CHANCE, HOLE = 0.02, 0.2  # of the problems: a repeated formula may be the answer on some of them
 CANDIDATES = (2, 4)
 WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
-# Rewards for words of reasoning pay these, too.
+# Rewards for words of reasoning pay for these words, too.
 THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
 PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
@@ -92,8 +92,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Attack the rewards of a recipe, or one reward function."""
     is_reward = ":" in (args.config or "") or args.config in REWARDS
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    read = recipe.read_and_set_env([*words, *args.fields]).sound()
-    # The error about the data tells the rest.
+    read = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem()
+    # The note is dropped: an error about the data names the reason.
     cache_only([read.values["dataset"]])
     result = attack(Setup(read))
     return Answer(result, "\n".join(lines(result)), result["ok"])

@@ -38,7 +38,7 @@ from grpo_math.errors import ConfigError, DataError, UserError, escaped
 from grpo_math.grading.equal.text import repaired
 from grpo_math.problems import contamination, stored
 from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
-from grpo_math.problems.from_recipe import naming
+from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.prompts import AS_IS
 from grpo_math.problems.sources import SOURCES, hub_id, source_name
 from grpo_math.problems.stored import Stored, bar, batches
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> Answer:
     is_recipe = Path(target or "").suffix in (".yaml", ".yml")
     is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
-    settings = recipe.read_and_set_env([*words, *args.fields]).sound().values
+    settings = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem().values
     clean = args.write_clean
     if clean and Path(clean).exists():
         raise ConfigError("write_clean", clean, "exists", "name a new file")
@@ -184,7 +184,7 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
         faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
         first[:] = first or [error]
 
-    with naming({"split": "dataset_split"}):
+    with renamed_error_fields({"split": "dataset_split"}):
         if dataset.partition(":")[0] == "generated":
             made = load_problems(dataset, split)
             data = Data("line", dataset, lambda: enumerate(map(dict, made), 1))

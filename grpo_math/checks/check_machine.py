@@ -35,7 +35,7 @@ from grpo_math.tools.python import server
 
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
-UNPLANNED = ("vllm_mode", "model_name_or_path")  # fields of the errors of a plan without which a run may train
+UNPLANNED = ("vllm_mode", "model_name_or_path")  # a run may train although the plan raises an error about these
 PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
 # vLLM pins other versions of packages that training uses, so pip would break this environment.
 INSTALL = {
@@ -63,7 +63,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
     if s["use_liger_kernel"]:
         needed["liger_kernel"] = "use_liger_kernel"
-    # Such a version was installed without its dependencies, or after this package.
+    # pip installs such a version only without its dependencies, or after this package.
     untested = [
         required
         for name, required in machine.supported().items()
@@ -130,23 +130,23 @@ def layout(setup: Setup) -> Iterator[Finding]:
     gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
     if gpus:
         try:
-            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.given, gpus).policy
+            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.explicit, gpus).policy
         except ConfigError as error:
             # The GPUs of a server that the user starts may be hidden here.
             yield as_finding(error, "layout", "warning")
             return
         with suppress(UserError):
-            _, counted = planner.choose(
+            _, chosen = planner.choose(
                 setup.recipe.explicit_values(), _configs(setup), gpus=gpus, gpu_gb=gpu_gb, offline=True
             )
-            setup.processes = counted.layout.policy
+            setup.processes = chosen.layout.policy
 
 
 def _configs(setup: Setup) -> dict[str, Mapping[str, Any] | None]:
     """Return the accelerate config of the run, or those of which `grpo-math train` takes the first that fits."""
-    stated = {"": {"num_processes": setup.processes, **setup.accelerate}}
+    of_run = {"": {"num_processes": setup.processes, **setup.accelerate}}
     is_chosen = setup.accelerate or setup.started or "deepspeed" not in machine.versions()
-    return {**stated} if is_chosen else {**shipped_configs(setup.settings), **stated}
+    return {**of_run} if is_chosen else {**shipped_configs(setup.settings), **of_run}
 
 
 def memory_plan(setup: Setup) -> Iterator[Finding]:
@@ -156,16 +156,16 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     if not gpus and not s["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
-    of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
-    given, machines = setup.recipe.explicit_values(), -(-setup.processes // of_machine)
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
+    explicit, machines = setup.recipe.explicit_values(), -(-setup.processes // per_machine)
     # A server on the CPU, or one that the user has started, takes none of these GPUs.
     if setup.started or s["use_cpu"]:
-        gpus, given = setup.processes, {"vllm_server_base_url": "started", **given}
+        gpus, explicit = setup.processes, {"vllm_server_base_url": "started", **explicit}
     try:
-        # The prompts of this data, in place of the planner's assumption.
-        # The GPUs that were counted above: the plan would start nvidia-smi again.
+        # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
+        # above: the plan would start nvidia-smi again.
         answer = planner.plan(
-            given,
+            explicit,
             _configs(setup),
             gpus=gpus or None,
             gpu_gb=gpu_gb or None,
@@ -226,7 +226,7 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    lines = resume.changed(existing_run, s, setup.recipe.given, fields.fields())
+    lines = resume.changed(existing_run, s, setup.recipe.explicit, fields.fields())
     resume.refuse_changed(run_dir, lines, s["resume"], fields.fields())
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")

@@ -45,13 +45,13 @@ def adapter(setup: Setup) -> None:
     paths, modules = setup.shape.paths, s["lora_target_modules"] or []
     linears = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
     one_name = "is one name, which TRL takes as an expression for a module's whole path"
-    alone = len(modules) == 1 and modules[0] in linears
-    setup.refuse("lora_target_modules", alone, one_name, f'write ".*{"".join(modules)}"')
-    wanted = wanted_modules(s)
-    for name in modules if wanted != "all-linear" else ():
+    is_one_name = len(modules) == 1 and modules[0] in linears
+    setup.refuse("lora_target_modules", is_one_name, one_name, f'write ".*{"".join(modules)}"')
+    expected = wanted_modules(s)
+    for name in modules if expected != "all-linear" else ():
         # PEFT matches a text as an expression for the whole path, and a name in a list with the end of the path. A path
         # of the shape has 0 in place of each number.
-        expression = name if name == wanted else rf"(.*\.)?{re.escape(name)}"
+        expression = name if name == expected else rf"(.*\.)?{re.escape(name)}"
         if not any(re.fullmatch(expression, one) for path in paths for one in _numbered(path, setup.shape.layers)):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
@@ -100,11 +100,11 @@ def reference(setup: Setup) -> Iterator[Finding]:
         check_reference(s["reference_model"], setup.tokenizer)
     if not teacher_url(s):
         return
-    # Imports torch.
+    # This imports torch, which takes seconds.
     from grpo_math.generation.served_teacher import COMMAND, ServedTeacher
 
     teacher = ServedTeacher(s["reference_model"], seconds=0.0, timeout=SECONDS)
-    # Training waits for it.
+    # Training waits for a teacher that does not answer yet.
     if teacher.server.healthy():
         teacher.connect(setup.tokenizer, s["max_completion_length"] or 0)
     else:
@@ -152,7 +152,7 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
     # vLLM may be limited to a shorter context than the model's, to save memory.
-    # A model with vision has it in the config of its text model.
+    # A model with vision has its limit in the config of its text model.
     config = {**setup.model_config, **setup.model_config.get("text_config", {})}
     limits = {"max_position_embeddings of the model": config.get("max_position_embeddings")}
     if s["use_vllm"]:
@@ -204,7 +204,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
     """Answer `grpo-math doctor --show N`: the first prompts of the recipe as text and as token ids."""
     if n < 1:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
-    setup = Setup(read(argv).sound())
+    setup = Setup(read(argv).raise_first_problem())
     rows = setup.problems.first(n)
     setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render

@@ -20,12 +20,12 @@ from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import made_up
 from grpo_math.problems import contamination
-from grpo_math.problems.from_recipe import naming
+from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.problems.stored import remembered, repeated, rows_with
 from grpo_math.rewards import load_reward
-from grpo_math.rewards.guard import checked
+from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
@@ -42,14 +42,16 @@ BARE = "grpo-math audit DATA --write_clean FILE --bare_numbers writes the number
 
 def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
-    rows, (whole, during, about_default) = setup.problems.rows, setup.problems.evaluation
+    rows, (before_after, during, line) = setup.problems.rows, setup.problems.evaluation
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
-    if about_default:
-        yield Finding("info", about_default)
-    for held in during:
-        yield Finding("info", f"{len(held.rows)} problems of {held.data}, {held.split}, are evaluated during training")
-        with naming({name: f"heldout.{name}" for name in ("samples", "temperature")}):
-            Sampling(*evaluation_protocol(held.data, None, held.samples, held.temperature)[1:])
+    if line:
+        yield Finding("info", line)
+    for heldout in during:
+        yield Finding(
+            "info", f"{len(heldout.rows)} problems of {heldout.data}, {heldout.split}, are evaluated during training"
+        )
+        with renamed_error_fields({name: f"heldout.{name}" for name in ("samples", "temperature")}):
+            Sampling(*evaluation_protocol(heldout.data, None, heldout.samples, heldout.temperature)[1:])
     # One of the two gold answers rewards a wrong answer.
     n, example = remembered(rows, "contradictions", lambda: _contradictory(rows))
     if n:
@@ -59,9 +61,9 @@ def problems(setup: Setup) -> Iterator[Finding]:
         message = f"problems that contain a chat template already: {n}; the first is {first}"
         yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")
     # The problems of before and after, which the default set has, are compared already.
-    compared = {row["problem"] for row in whole.rows} if whole else set()
-    others = [held for held in during if not {row["problem"] for row in held.rows} <= compared]
-    sets = {f"{held.data}, {held.split}: ": held.rows for held in others}
+    compared = {row["problem"] for row in before_after.rows} if before_after else set()
+    others = [heldout for heldout in during if not {row["problem"] for row in heldout.rows} <= compared]
+    sets = {f"{heldout.data}, {heldout.split}: ": heldout.rows for heldout in others}
     for name, overlap in {"": setup.problems.overlap, **setup.problems.overlaps(sets)}.items():
         if overlap and overlap["overlapping"]:
             level = "warning" if overlap["equal"] else "info"
@@ -98,17 +100,17 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    counted = plan(setup.settings, setup.recipe.given, setup.processes)
-    yield Finding("info", counted.line("process"))
-    counted.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    size = plan(setup.settings, setup.recipe.explicit, setup.processes)
+    yield Finding("info", size.line("process"))
+    size.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
     s, surrogate = setup.settings, surrogate_of(setup.settings)
-    is_ratio_one = counted.total % counted.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
-    # With vLLM, these two compare with the sampler.
+    is_ratio_one = size.total % size.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
+    # With vLLM, these surrogates compare with the sampler.
     measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
-    chosen = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
-    if is_ratio_one and chosen and not measures:
+    needs_ratio = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
+    if is_ratio_one and needs_ratio and not measures:
         yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
-    if counted.total == counted.generations:
+    if size.total == size.generations:
         yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 
 
@@ -119,12 +121,12 @@ def golds(setup: Setup) -> Iterator[Finding]:
     as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
     wrong = not_correct(rows, repaired, answer_format)
     not_plain = [row for row in rows if as_plain(row["answer"]) != row["answer"]]
-    found = {
+    rows_by_fault = {
         DAMAGED: damaged,
         "not correct when graded against themselves": wrong,
         OWN_TEXT: not_correct(not_plain, as_plain, answer_format),
     }
-    for kind, bad in found.items():
+    for kind, bad in rows_by_fault.items():
         for row, example in bad[:1]:
             few = bad is wrong and len(bad) <= BAD_SHARE * len(rows)
             level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
@@ -165,11 +167,11 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
-        return  # settings() has reported it
+        return  # settings() has reported the rewards
     reward_functions(setup)
     rows = gradable(setup, PAIRS)
     if not rows:
-        return  # gold_answers() has reported it
+        return  # golds() has reported the gold answers
     # First all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
     texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
@@ -188,7 +190,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
     names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
-    with naming({"reward_funcs": "rewards"}):
+    with renamed_error_fields({"reward_funcs": "rewards"}):
         return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))
 
 
@@ -249,15 +251,15 @@ def _pay(
         "log_metric": lambda *_: None,
     }
     added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
-    # As in training, a reward may compare the completions of a problem. One that is sometimes solved has a right one,
-    # here as long as the first.
+    # As in training, a reward may compare the completions of a problem. A problem that is sometimes solved has a right
+    # completion, here as long as the first one.
     sizes = [(len(text.encode()), is_right(grade)) for text, grade in zip(texts, grades, strict=True)]
     added[GROUPS] = [
         group if any(right for _, right in group) else [*group, (group[0][0], 1.0)]
         for group in grouped([row["id"] for row in rows], sizes)
     ]
     try:
-        called = checked(function, added)(**columns)
+        called = guarded(function, added)(**columns)
         return start(called).result() if inspect.iscoroutine(called) else called
     except RewardError as error:
         remedy = ": training stops instead of assuming a reward of 0"  # of rewards/guard.py

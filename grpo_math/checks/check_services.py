@@ -44,7 +44,7 @@ def cache_only(data: Iterable[str | None], model: str | None = None) -> str:
 def hub(setup: Setup) -> Iterator[Finding]:
     """A run that is to be pushed has a name that the Hub takes, a Hub that it can reach, and a token that may write.
 
-    transformers' own push at every save is off: a run is pushed once, when it is whole.
+    transformers' own push at every save is off: a run is pushed once, when it is complete.
     """
     s = setup.settings
     if not s["push_to_hub"]:
@@ -59,12 +59,12 @@ def hub(setup: Setup) -> Iterator[Finding]:
     except UserError:
         raise
     except Exception as error:
-        yield Finding("warning", f"the Hub cannot be asked ({type(error).__name__})", "push later: grpo-math push")
+        yield Finding("warning", f"the Hub cannot be reached ({type(error).__name__})", "push later: grpo-math push")
         return
     owner = name.rpartition("/")[0]
     if owner and owner not in known:
         message = f"hub_model_id={name!r}: the token belongs to {known[0]}, who is not a member of {owner}"
-        yield Finding("warning", message, "see that it may write there")
+        yield Finding("warning", message, "check that it may write there")
 
 
 def check_repo_id(field: str, name: str) -> None:
@@ -87,7 +87,7 @@ def owners(token: str | None = None) -> list[str]:
     from huggingface_hub import constants, get_session, get_token, utils
 
     if not (token or get_token()):
-        raise UserError("the Hub wants a token: run hf auth login, or set HF_TOKEN")
+        raise UserError("the Hub requires a token: run hf auth login, or set HF_TOKEN")
     endpoint = constants.ENDPOINT
     if not is_address(endpoint):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A run's history -> findings: symptom, figures and steps, cause, and the line of the recipe that may help.
+"""A run's history -> findings: symptom, numbers and steps, cause, and the line of the recipe that may help.
 
 A line may lack any key, and a value may be None. Lines of a resumed run may repeat steps: the newest attempt counts.
 
@@ -13,7 +13,7 @@ from grpo_math.checks.series import TREND, WINDOW, RunSeries
 
 
 class Check(NamedTuple):
-    """The texts of a finding. A message is ``symptom: figures; cause``, a remedy ``remedy: setting``.
+    """The texts of a finding. A message is ``symptom: numbers; cause``, a remedy ``remedy: setting``.
 
     ``lines``: the lines of the history that the check needs.
     """
@@ -29,7 +29,7 @@ class Check(NamedTuple):
 CHECKS: dict[str, Check] = {
     "flat_reward": Check(
         "the reward does not rise",
-        "the updates are too small, or the groups hold too little signal",
+        "the updates are too small, or the groups contain too little signal",
         "raise the learning rate",
         lines=TREND,
     ),
@@ -198,9 +198,9 @@ def diagnose(
     """
     run = RunSeries(history, config or {}, checkpoints)
     # On-policy distillation has no rewards, and the KL to a teacher is not 0 at the start.
-    off = {*REWARD_CHECKS} if run.get("rewards", ["accuracy"]) == [] else set()
-    off |= {*REFERENCE_CHECKS} if run.get("reference_model", None) else set()
-    names = [name for name in CHECKS if name not in off]
+    skipped = {*REWARD_CHECKS} if run.get("rewards", ["accuracy"]) == [] else set()
+    skipped |= {*REFERENCE_CHECKS} if run.get("reference_model", None) else set()
+    names = [name for name in CHECKS if name not in skipped]
     seen: dict[str, symptoms.Symptom] = {name: symptom for name in names if (symptom := getattr(symptoms, name)(run))}
     findings = []
     for name, (words, setting) in seen.items():

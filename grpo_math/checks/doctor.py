@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> Answer:
         if not args.json:
             print(finding.line(), flush=True)
     ok = all(finding.level != "error" for finding in findings)
-    # The answer of doctor comes without weights.
+    # doctor loads no weights.
     more = "\ntrain --dry_run also loads the model and makes the trainer, then stops" * ok
     return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings) + more, ok)
 
@@ -86,16 +86,16 @@ def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
     from grpo_math.generation.models import check_weights, load_tokenizer, model_path
     from grpo_math.trainer.recipe_settings import build
 
-    checked = "settings"
+    check = "settings"
     try:
         settings = build(read)
         probe(settings.arguments, settings.config)
-        checked = "model"
+        check = "model"
         path = model_path(settings.model.model_name_or_path)
         setup.tokenizer = load_tokenizer(path, settings.model.model_revision)
         check_weights(path)
     except UserError as error:
-        yield as_finding(error, checked)
+        yield as_finding(error, check)
         return
     yield from preflight(setup, WITH_TOKENIZER)
 

@@ -1,4 +1,4 @@
-r"""What a gold answer is read as, whether it is damaged, and the plain number that a model would write for it.
+r"""The reading of a gold answer, its damage, and the plain number that a model would write for it.
 
 >>> golds = ["49,5", "65.990 €", "93 Äpfel", "(B)", "x^2", "ein Quadrat"]
 >>> [reading(gold) for gold in golds]
@@ -109,6 +109,6 @@ def plain(gold: str, commas: bool = False) -> str:
 
 
 def _one_number(gold: str) -> str:
-    """Return the number of a gold answer of one number and perhaps words; "" for another one."""
+    """Return the number of a gold answer of one number and perhaps words; "" for any other gold answer."""
     numbers = list(NUMBER.finditer(gold))
     return numbers[0].group() if len(numbers) == 1 and AROUND.fullmatch(NUMBER.sub("", gold)) else ""

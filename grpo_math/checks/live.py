@@ -34,10 +34,10 @@ class Diagnosis(TrainerCallback):
         self.reported = set[str]()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        # Always at the last step: the trackers take no line after it.
+        # Report at the last step in any case: the trackers take no line after that step.
         last = state.global_step >= state.max_steps
-        # At the first line, and then every ten steps. Each diagnosis reads the whole file, so long runs are diagnosed
-        # less often.
+        # Otherwise report at the first line, and then every ten steps. Each diagnosis reads the whole file, so long
+        # runs are diagnosed less often.
         interval = max(10, state.global_step // 50)
         measured = logs and (metrics.LOSS in logs or metrics.HELDOUT_N in logs)
         if measured and (last or not self.last_step or state.global_step - self.last_step >= interval):

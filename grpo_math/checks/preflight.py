@@ -81,7 +81,7 @@ CHECKS: dict[str, Check] = {
 }
 # Only the doctor makes these, because they take seconds or print examples.
 DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": check_rewards.examples, "audit": audit.check, "attack": attack.check}
-# Left out after an error: they need settings that can run, and a model and a chat template that can be used.
+# Checks that are left out after an error: they need settings that can run, and a model and a chat template that work.
 AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "vllm_server", "disk", "end_of_turn", "prompt_lengths", "memory")
 # The checks that need the tokenizer, whose package imports torch.
 WITH_TOKENIZER: dict[str, Check] = {
@@ -127,4 +127,4 @@ def refuse_early(read: Recipe, accelerate: Mapping[str, Any]) -> None:
     ``accelerate``: the content of the accelerate config.
     """
     # Not `ask`, which imports torch.
-    warning_lines(Setup(read.sound(), accelerate=accelerate), EARLY)
+    warning_lines(Setup(read.raise_first_problem(), accelerate=accelerate), EARLY)

@@ -73,7 +73,7 @@ class Change(NamedTuple):
     error: float
 
     def below(self, bound: float) -> bool:
-        """Return whether the rise is below ``bound`` by `SURE` standard errors."""
+        """Return True if the rise is below ``bound`` by `SURE` standard errors."""
         return self.rise + SURE * self.error < bound
 
     @property
@@ -120,12 +120,12 @@ class RunSeries:
 
     @cached_property
     def comparable(self) -> bool:
-        """True if early and late rewards can be compared: no resampling chose the problems by reward."""
+        """Return True if early and late rewards can be compared: no resampling chose the problems by reward."""
         return not self.get("resample_groups", 0)
 
     @cached_property
-    def skips_others(self) -> bool:
-        """True if updates skip another share of the groups than at first: `entropy` is then of other completions."""
+    def skips_other_groups(self) -> bool:
+        """Return True if updates skip another share of the groups than at first: `entropy` is then of other rows."""
         skips = self.get("pack_updates", True) and not self.get("beta", 0.0)
         change = self.change(metrics.DEGENERATE)
         return bool(skips and change and abs(change.rise) > SKIPPED_SHARE)
@@ -149,8 +149,8 @@ class RunSeries:
         if change is None or not change.below(RISE * self.span):
             return None
         # A run with a high learning rate has learned most within the first window.
-        whole = self.change(metrics.REWARD, start=START) or change
-        if whole.rise - SURE * whole.error > RISE * self.span:
+        from_start = self.change(metrics.REWARD, start=START) or change
+        if from_start.rise - SURE * from_start.error > RISE * self.span:
             return None
         # Held-out problems stay the same, while those of a step may become harder.
         heldout = self.series(metrics.HELDOUT_ACCURACY).values

@@ -40,7 +40,7 @@ POLICY_MOVED = 0.1  # nats a token between sampling and update; PPO stops an upd
 
 
 class Symptom(NamedTuple):
-    """A symptom of a run: the figures in words, and the line of the recipe."""
+    """A symptom of a run: the numbers in words, and the line of the recipe."""
 
     words: str
     setting: str
@@ -94,7 +94,7 @@ def _rewards_lost(run: RunSeries) -> Symptom | None:
     if n < WINDOW or math.prod((k - r + i) / (k + 1 + i) for i in range(1, n + 1)) >= MAX_P_VALUE:
         return None
     before, none = top.first(k), top.last(n)
-    words = f"{r} of the {k} lines up to step {before.steps[-1]} hold a reward, none in {none.span}"
+    words = f"{r} of the {k} lines up to step {before.steps[-1]} have a reward, none in {none.span}"
     return Symptom(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
 
 
@@ -167,7 +167,7 @@ def entropy_collapse(run: RunSeries) -> Symptom | None:
     entropy, change = run.series(metrics.ENTROPY), run.not_rising
     # The first lines only: in a healthy run, too, the entropy falls fast.
     before = entropy.first(WINDOW // 2).level
-    if change is None or run.skips_others or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
+    if change is None or run.skips_other_groups or len(entropy) < TREND or entropy.level > ENTROPY_SHARE * before:
         return None
     words = f"{before:.2g} nats at first, {entropy.level:.2g} in {entropy.last().span}; reward {change.words}"
     return Symptom(words, "entropy_coef: 0.001")
@@ -176,7 +176,7 @@ def entropy_collapse(run: RunSeries) -> Symptom | None:
 def entropy_rises(run: RunSeries) -> Symptom | None:
     """The entropy is clearly above `ENTROPY_ROSE` times its start, and the reward clearly does not rise."""
     entropy, change = run.change(metrics.ENTROPY), run.not_rising
-    if entropy is None or change is None or run.skips_others or not _grew(entropy, ENTROPY_ROSE):
+    if entropy is None or change is None or run.skips_other_groups or not _grew(entropy, ENTROPY_ROSE):
         return None
     setting = "entropy_coef: 0.0" if run.get("entropy_coef", 0.0) else run.learning_rate(0.3)
     return Symptom(f"entropy {entropy.words} nats; reward {change.words}", setting)
@@ -289,9 +289,9 @@ def uncheckable_answers(run: RunSeries) -> Symptom | None:
 
 def sampler_apart(run: RunSeries) -> Symptom | None:
     """TRL's mean distance between vLLM's and the trainer's log-probs has a median above `MAX_SAMPLER_DIFFERENCE`."""
-    apart = run.series(metrics.SAMPLER_DIFFERENCE).last()
-    seen = Symptom(f"{apart.level:.2g} nats a token in {apart.span}", "cast_lm_head_to_fp32: true")
-    return seen if len(apart) >= WINDOW and apart.level > MAX_SAMPLER_DIFFERENCE else None
+    difference = run.series(metrics.SAMPLER_DIFFERENCE).last()
+    seen = Symptom(f"{difference.level:.2g} nats a token in {difference.span}", "cast_lm_head_to_fp32: true")
+    return seen if len(difference) >= WINDOW and difference.level > MAX_SAMPLER_DIFFERENCE else None
 
 
 def long_completions_fade(run: RunSeries) -> Symptom | None:

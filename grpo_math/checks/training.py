@@ -47,6 +47,6 @@ def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
 
 
 def can_sample(config: MathGRPOConfig) -> bool:
-    """Return whether the model can be evaluated: by vLLM, or whole on each process, so not with ZeRO-3 or FSDP."""
+    """Return True if the model can be evaluated: by vLLM, or whole on each process, so not with ZeRO-3 or FSDP."""
     sharded = config.deepspeed_plugin is not None and config.deepspeed_plugin.zero_stage >= 3
     return config.use_vllm or not (sharded or "FSDP" in checkpoint_kinds(config))

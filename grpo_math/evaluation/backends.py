@@ -36,7 +36,7 @@ from grpo_math.generation.models import (
 from grpo_math.generation.request import DEFAULT_REQUEST, QUANTISATION, Request
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.generation.vllm_server import Server
-from grpo_math.problems.from_recipe import naming
+from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.reading import read_json
 from grpo_math.system.machine import free_port
 
@@ -266,5 +266,5 @@ def _generation_config(path: str) -> Any:
 
 def loaded(model: str, load: Callable[[str], Any]) -> Any:
     """Return ``load(folder of the model)``. Any exception becomes a `ConfigError` that names the model."""
-    with naming({"model_name_or_path": "model"}), loading(model, "files"):
+    with renamed_error_fields({"model_name_or_path": "model"}), loading(model, "files"):
         return load(model_path(model))

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.prompts import Template
-from grpo_math.problems.sources import OWN, SOURCES, SUITES, listed, source_name
+from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, SUITES, listed, source_name
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def evaluation_protocol(
     >>> evaluation_protocol("aime2024", None, None, None), evaluation_protocol("aime2024", "gsm8k", None, 0.0)
     (('boxed', 32, 0.6), ('gsm8k', 1, 0.0))
     """
-    source = SOURCES.get(source_name(name) or "", OWN)
+    source = SOURCES.get(source_name(name) or "", DEFAULT_SOURCE)
     chosen_temperature = source.temperature if temperature is None else temperature
     # Greedy samples would all be equal.
     drawn = (source.samples if chosen_temperature > 0 else 1) if samples is None else samples

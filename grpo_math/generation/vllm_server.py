@@ -31,6 +31,10 @@ SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
 # Reason and remedy for a higher rank: of a recipe (settings/rules.py), or of an adapter that a script makes.
+NO_ADDRESS = (
+    "is not an address",
+    "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
+)
 ABOVE = (f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
 # In MIDDLEWARE_FOLDER, which is on the server's path.
 MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
@@ -155,13 +159,12 @@ class Server:
     >>> Server("http://ada:secret@host")
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_server_base_url='http://***@host' is not an address: write it as \
-http://127.0.0.1:8000, without a user or password
+http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:
         if not is_address(url):
-            remedy = "write it as http://127.0.0.1:8000, without a user or password"
-            raise ConfigError("vllm_server_base_url", url, "is not an address", remedy)
+            raise ConfigError("vllm_server_base_url", url, *NO_ADDRESS)
         self.http = Client(
             url, timeout=timeout, retries=retries, key_variable="VLLM_API_KEY", key=api_key, proxies=False
         )

@@ -32,13 +32,13 @@ def calibrate(words: list[str], recipe: Settings) -> None:
     if gpus[0].used_by:
         raise UserError(f"GPU {gpus[0].number} is in use by {gpus[0].used_by}: calibrate when it is free")
     rates, *steps = _measure(words)
-    found = Calibration(date.today().isoformat(), versions()["torch"], **rates)
+    result = Calibration(date.today().isoformat(), versions()["torch"], **rates)
     for line in steps:
-        # The recipe as it was run.
-        alone = {**recipe, "use_vllm": False}
-        _, planned = choose(alone, {"": None}, gpus=1, gpu_gb=gpus[0].gb, prompt_tokens=line["prompt"])
-        found = _with_steps(found._replace(context=line["context"]), planned, line["phases"])
-    calibration.store(found)
+        # The steps ran without vLLM (train/two_steps.py), so the plan to compare with has none.
+        without_vllm = {**recipe, "use_vllm": False}
+        _, planned = choose(without_vllm, {"": None}, gpus=1, gpu_gb=gpus[0].gb, prompt_tokens=line["prompt"])
+        result = _with_steps(result._replace(context=line["context"]), planned, line["phases"])
+    calibration.store(result)
 
 
 def _measure(words: list[str]) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def _measure(words: list[str]) -> list[dict[str, Any]]:
             process.wait(1)
             break
     process.kill()
-    # Some packages print when they are imported.
+    # The other lines are of packages that print when they are imported.
     lines = [json.loads(line) for line in process.communicate()[0].splitlines() if line.startswith("{")]
     if not lines:
         raise UserError(f"nothing was measured in {SECONDS} seconds: the lines above may say why")
@@ -62,10 +62,10 @@ def _measure(words: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _with_steps(found: Calibration, planned: Any, phases: dict[str, Any]) -> Calibration:
+def _with_steps(result: Calibration, planned: Any, phases: dict[str, Any]) -> Calibration:
     """Add the shares, the allocator's overhead, and the rows of the table. ``planned``: the uncalibrated plan."""
     machine, settings, batch = planned.machine, planned.settings, planned.batch
-    card, rows = found.card(machine.gpu_bytes / GB), []
+    card, rows = result.card(machine.gpu_bytes / GB), []
     fastest = {
         "training": seconds.update_flops(machine, settings, batch, batch.total) / seconds.rate(card, planned.precise),
         "generation": settings["max_completion_length"]
@@ -79,7 +79,7 @@ def _with_steps(found: Calibration, planned: Any, phases: dict[str, Any]) -> Cal
         pairs = zip(("tensors", "reserved"), (live, live + terms["fragmentation"]), measured["peak"], strict=True)
         rows += [[f"{phase}, GB {kind}", f"{size / GB:.2f}", f"{peak / GB:.2f}"] for kind, size, peak in pairs]
     peaks = [measured["peak"] for measured in phases.values()]
-    return found._replace(
+    return result._replace(
         recipe={name: settings[name] for name in calibration.SAME},
         fragmentation=max((reserved / live - 1 for live, reserved in peaks if live), default=None),
         shares={phase: fastest[phase] / measured["seconds"] for phase, measured in phases.items()},

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.cards import Card
 from grpo_math.reading import read_object
-from grpo_math.system.gpus import of_first_gpu
+from grpo_math.system.gpus import query_first_gpu
 from grpo_math.system.machine import versions
 
-FORMAT = 1  # of the file: other numbers are ignored
-SPREAD = 1.18  # a measured time may be so much longer or shorter: the ends of the range differ by 1.39
-# A calibration of a recipe with other values says little about this recipe.
+FORMAT = 1  # version of the file; files of other versions are ignored
+SPREAD = 1.18  # a time may be this factor longer or shorter than measured: the ends of the range differ by 1.39
+# Fields that change the shares: a calibration applies to recipes with the same values.
 SAME = ("model_name_or_path", "dtype", "use_peft", "load_in_4bit", "gradient_checkpointing", "activation_offloading")
 
 
@@ -41,8 +41,8 @@ class Calibration(NamedTuple):
     shares: dict[str, float] | None = None
     rows: list[list[str]] | None = None
 
-    def of(self, settings: Mapping[str, Any]) -> dict[str, float]:
-        """Return the ``shares``, if they are those of this recipe."""
+    def shares_for(self, settings: Mapping[str, Any]) -> dict[str, float]:
+        """Return the ``shares``, if they were measured with this recipe."""
         same = self.recipe == {name: settings[name] for name in SAME}
         return (self.shares or {}) if same else {}
 
@@ -64,10 +64,10 @@ def around(share: float) -> tuple[float, float]:
 
 
 def path() -> Path:
-    """Return the file of the first GPU that this process may use, with the versions that are installed."""
+    """Return the file for the first GPU that this process may use and for the installed versions."""
     installed = versions()
     words = [
-        of_first_gpu("name"),
+        query_first_gpu("name"),
         *(f"{name}-{installed.get(name)}" for name in ("torch", "transformers", "grpo_math")),
     ]
     return cache_dir() / "calibrated" / f"{FORMAT}-{'-'.join(words).replace(' ', '_').replace('/', '_')}.json"

@@ -10,7 +10,7 @@ from grpo_math.planner.model import stored
 
 
 class Card(NamedTuple):
-    """GB of memory as nvidia-smi reports it, and the manufacturer's figures (cards.json).
+    """GB of memory as nvidia-smi reports it, and the manufacturer's specifications (cards.json).
 
     ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
     ``capability``: the compute capability, None if unknown.
@@ -24,8 +24,8 @@ class Card(NamedTuple):
 
 
 NUMBERS = "give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"
-# Parts of names that are not in cards.json: why, and what to do.
-OTHERS = {
+# Pattern of names that are not in cards.json -> the reason, and what to do.
+UNLISTED = {
     r"laptop|mobile|max-?q": (
         "is a laptop's GPU, which is slower than the card of that name and often has less memory",
         "give its GB,TFLOP/s,GB/s, such as 8,60,256",
@@ -57,14 +57,14 @@ bandwidth=320.0, float32=8.0, capability=None))
         if min(gb, tflops, bandwidth) > 0:
             # Older cards compute an eighth as fast in float32 as in 16 bit.
             return Card(gb, tflops, bandwidth, float32=tflops / 8)
-    for part, (reason, remedy) in OTHERS.items():
+    for part, (reason, remedy) in UNLISTED.items():
         if re.search(part, text, re.IGNORECASE):
             raise ConfigError("card", text, reason, remedy)
-    name = _plain(text)
+    name = _short_name(text)
     for known, numbers in cards.items():
-        if name == _plain(known):
+        if name == _short_name(known):
             return Card(**numbers)
-    # Such as a100-40 and a100-80.
+    # Cards with several memory sizes, for example a100-40 and a100-80.
     sizes = {int(known.split("-")[1]): known for known in cards if re.fullmatch(rf"{re.escape(name)}-\d+", known)}
     if sizes:
         reason = f"is sold with {' and with '.join(map(str, sorted(sizes)))} GB"
@@ -74,6 +74,6 @@ bandwidth=320.0, float32=8.0, capability=None))
     raise ConfigError("card", text, "is not in the list of cards", remedy)
 
 
-def _plain(name: str) -> str:
+def _short_name(name: str) -> str:
     short = re.sub(r"nvidia|geforce|tesla|ada|generation|pcie|sxm\d?|[^a-z0-9]", "", name.lower())
     return short.removeprefix("rtx").removesuffix("gb")

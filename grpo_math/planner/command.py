@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> Answer:
             remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
             raise ConfigError(name, value, "is out of range", remedy)
     card = planner.card_of(args.card) if args.card else None
-    asked = read(["--config", args.config, *args.fields])
-    for note in asked.notes:
+    parsed = read(["--config", args.config, *args.fields])
+    for note in parsed.notes:
         print(f"warning: {note}", file=sys.stderr)
-    for line in asked.replaced:
+    for line in parsed.replaced:
         print(line, file=sys.stderr)
-    recipe = asked.sound().explicit_values()
+    recipe = parsed.raise_first_problem().explicit_values()
     name, described = args.accelerate_config, bool(args.card or args.gpu_memory or args.nodes)
     if args.calibrate:
         if described:
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> Answer:
     gpus = args.gpus or (1 if args.card or args.nodes else None)
     gpu_gb = args.gpu_memory or (card.gb if card else None)
     # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
-    apart = (args.nodes or 1) > 1 and starts_server(recipe)
-    policy_nodes = (args.nodes or 1) - apart
+    separate_server = (args.nodes or 1) > 1 and starts_server(recipe)
+    policy_nodes = (args.nodes or 1) - separate_server
     answer = planner.plan(
-        {**recipe, "vllm_server_host": "the last node"} if apart else recipe,
+        {**recipe, "vllm_server_host": "the last node"} if separate_server else recipe,
         # Training tries the same configs in the same order (train/layout.py).
         {"": accelerate_config(name)} if name else shipped_configs(recipe),
         card,
@@ -80,17 +80,17 @@ def run(args: argparse.Namespace) -> Answer:
     )
     answer |= {"calibration": known._asdict()} if known else {}
     chosen = answer["best"] or answer
-    if apart:
+    if separate_server:
         layout = planner.serve_layout(recipe, gpus=args.gpus or 1, gpu_gb=gpu_gb or count_and_gb()[1])
         for plan in filter(None, (answer, answer["best"])):
             first = sum(len(role["gpus"]) for role in plan["layout"])
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
-    pasted = answer["best"] or (args.nodes and answer["fits"])
+    has_command = answer["best"] or (args.nodes and answer["fits"])
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
     answer["command"] = (
-        shlex.join([*words, *args.fields, *_changes(answer), *_options(args, chosen)]) if pasted else None
+        shlex.join([*words, *args.fields, *_changes(answer), *_options(args, chosen)]) if has_command else None
     )
-    answer["extras"] = _extras(recipe, answer, chosen) if pasted else []
+    answer["extras"] = _extras(recipe, answer, chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
 
@@ -113,7 +113,7 @@ def _changes(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _options(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:
-    """Return the options of `grpo-math train` that are not fields. A job has them in its own words."""
+    """Return the options of `grpo-math train` that are not fields. A SLURM job gets them from its sbatch line."""
     options = {"--gpus": args.gpus, "--accelerate_config": chosen["accelerate_config"] or args.accelerate_config}
     return [str(word) for pair in options.items() for word in pair if pair[1] and not args.nodes]
 

@@ -11,7 +11,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, weights
 from grpo_math.planner.settings import Json, Settings
 from grpo_math.planner.work import Machine
-from grpo_math.settings.vllm import elsewhere, sends_adapter
+from grpo_math.settings.vllm import external_server, sends_adapter
 
 
 class Layout(NamedTuple):
@@ -84,7 +84,7 @@ idle=0)
             raise ConfigError("vllm_tensor_parallel_size", tp, f"does not divide {gpus} GPUs", "use 1")
         sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
-    if url := elsewhere(settings):
+    if url := external_server(settings):
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
     need, possible = sizes() if gpus > 1 else (1, [1])
     if gpus <= need:
@@ -131,13 +131,15 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
     >>> tensor_parallel(SimpleNamespace(shape=shape, gpu_bytes=16 * 2**30, prompt=500), settings, most=8)
     (2, [1, 2, 4])
     """
-    stated, shape, prompt = settings["vllm_tensor_parallel_size"], machine.shape, machine.prompt
+    requested, shape, prompt = settings["vllm_tensor_parallel_size"], machine.shape, machine.prompt
     # vLLM refuses a size that does not divide the attention heads.
-    sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and stated <= tp <= most]
-    if stated not in sizes:
+    sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and requested <= tp <= most]
+    if requested not in sizes:
         reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
-        raise ConfigError("vllm_tensor_parallel_size", stated, reason, "leave it out")
+        raise ConfigError("vllm_tensor_parallel_size", requested, reason, "leave it out")
     tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
-    held = weights(shape, settings, 2) + sequence_bytes(shape, {**settings, "vllm_max_model_length": tokens}, prompt)
-    fits = (tp for tp in sizes if held / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * machine.gpu_bytes)
+    server_bytes = weights(shape, settings, 2) + sequence_bytes(
+        shape, {**settings, "vllm_max_model_length": tokens}, prompt
+    )
+    fits = (tp for tp in sizes if server_bytes / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * machine.gpu_bytes)
     return next(fits, sizes[-1]), sizes

@@ -18,12 +18,12 @@ from grpo_math.packing import attention, varlen
 aten = torch.ops.aten
 
 
-class Live(TorchDispatchMode):
+class AllocationRecorder(TorchDispatchMode):
     """Count the bytes of storages made in this context, except those of the model and its inputs.
 
-    A stretch is the time between two marks.
+    A segment is the time between two marks.
 
-    ``stretches``: for each of them, the live bytes at its start and after each allocation.
+    ``segments``: for each segment, the live bytes at its start and after each allocation.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Iterable[Tensor]) -> None:
@@ -32,10 +32,10 @@ class Live(TorchDispatchMode):
         stored = (*model.parameters(), *model.buffers(), *gradients, *inputs)
         self.known = {tensor.untyped_storage()._cdata for tensor in stored}
         self.now = 0
-        self.stretches = [[0]]
+        self.segments = [[0]]
 
     def mark(self, *args: Any) -> None:
-        self.stretches.append([self.now])
+        self.segments.append([self.now])
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A fake tensor has no values: return a constant.
@@ -59,7 +59,7 @@ class Live(TorchDispatchMode):
             # A storage is freed with its last tensor. The key is an address, which a later storage may get.
             weakref.finalize(storage, self._free, key, size)
             self.now += size
-            self.stretches[-1].append(self.now)
+            self.segments[-1].append(self.now)
 
     def _free(self, key: int, size: int) -> None:
         self.known.remove(key)
@@ -94,7 +94,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, *offsets: Any, **options: Any) -> Ten
     return Flash.apply(q, k, v)
 
 
-plain_dropout, plain_norm, plain_takes = torch.nn.functional.dropout, torch.nn.functional.layer_norm, varlen.flash_takes
+torch_dropout, torch_norm, cpu_takes = torch.nn.functional.dropout, torch.nn.functional.layer_norm, varlen.flash_takes
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
@@ -107,10 +107,10 @@ def dropout(states: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return torch.native_dropout(states, p, True)[0] if training and p else states
 
 
-def layer_norm(states: Tensor, *given: Any, **options: Any) -> Tensor:
+def layer_norm(states: Tensor, *arguments: Any, **options: Any) -> Tensor:
     # A GPU's autocast computes a LayerNorm in float32, a CPU's does not. peft generates without autocast.
     wide = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
-    return plain_norm(states.float() if wide else states, *given, **options)
+    return torch_norm(states.float() if wide else states, *arguments, **options)
 
 
 def set_up(gpu: bool) -> None:
@@ -118,9 +118,9 @@ def set_up(gpu: bool) -> None:
     # torch converts a module's tensors by swapping old and new ones, which it refuses for fake tensors. peft converts
     # each new adapter; layers.py gives the adapter its dtype.
     torch.nn.Module._apply = lambda module, function, recurse=True: module  # type: ignore[method-assign]
-    torch.nn.functional.dropout = dropout if gpu else plain_dropout  # type: ignore[assignment]
-    torch.nn.functional.layer_norm = layer_norm if gpu else plain_norm  # type: ignore[assignment]
-    varlen.flash_takes = takes if gpu else plain_takes
+    torch.nn.functional.dropout = dropout if gpu else torch_dropout  # type: ignore[assignment]
+    torch.nn.functional.layer_norm = layer_norm if gpu else torch_norm  # type: ignore[assignment]
+    varlen.flash_takes = takes if gpu else cpu_takes
     varlen.varlen_attn = flash  # type: ignore[assignment]
     # Fake tensors are on the CPU, where the trainer computes attention in float32.
     attention.on_cpu = lambda states: not gpu

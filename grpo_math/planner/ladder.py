@@ -19,7 +19,7 @@ from grpo_math.system.machine import GB
 
 SHORTEST = 256  # tokens of a completion that is suggested
 # Fields with loss terms over whole micro-batches: a token budget has no effect with them.
-WHOLE = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
+WHOLE_BATCH_FIELDS = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 # Fields that change nothing on a CPU.
 GPU_FIELDS = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "vllm_share_weights"}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
@@ -41,14 +41,14 @@ def suggest(plan: MemoryPlan, configs: Configs) -> Json:
     changes, best = climb(plan, configs)
     if not best.fits:
         return {"suggestions": [], "best": None, "lacking": best.problems}
-    # A field is named where it gets its last value, if that is not the recipe's. Fields that the number formats of the
-    # GPU ask for are all named: without a stated ``bf16``, training would choose again.
+    # A field is named in the change that gives it its last value, if the recipe has another value. Fields that follow
+    # from the GPU's number formats are always named: without an explicit ``bf16``, training would choose again.
     last = {**_merged(changes), SHARE: best.settings[SHARE]}
-    unset = changes["forced"].keys() - plan.given
-    own = {name: value for name, value in plan.settings.items() if name not in unset}
+    unset = changes["forced"].keys() - plan.explicit
+    of_recipe = {name: value for name, value in plan.settings.items() if name not in unset}
     config = last.pop(CONFIG)
     chosen = [
-        {name: last[name] for name, value in change.items() if last.get(name) == value != own.get(name)}
+        {name: last[name] for name, value in change.items() if last.get(name) == value != of_recipe.get(name)}
         for change in ({**changes, "share": {SHARE: last[SHARE]}}).values()
     ]
     chosen = [change for change in chosen if change]
@@ -127,7 +127,7 @@ def changed(plan: MemoryPlan, configs: Configs, changes: Changes) -> MemoryPlan 
     """Return the plan with changes, or None if that cannot be planned or trained."""
     fields, machine = _merged(changes), plan.machine
     if name := fields.pop(CONFIG, None):
-        # Measuring takes seconds, so that DeepSpeed's configs are tried with what has been measured.
+        # Measuring takes seconds, so the plans of other configs use only existing measurements.
         measured: Any = partial(machine.shape.measured, measures=False)  # type: ignore[call-arg]
         machine = machine._replace(accelerate=configs[name], shape=replace(machine.shape, measured=measured))
     return plan.changed(fields, machine)
@@ -191,9 +191,9 @@ def _completions(plan: MemoryPlan) -> Iterator[Json]:
 
 
 def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
-    """Yield changes that make micro-batches smaller: of their rows if an optimizer step keeps them whole."""
+    """Yield changes that make micro-batches smaller: rows if a loss term needs whole micro-batches, else tokens."""
     rows, settings = plan.batch.rows, plan.settings
-    if plan.given & WHOLE or settings["router_aux_loss_coef"]:
+    if plan.explicit & WHOLE_BATCH_FIELDS or settings["router_aux_loss_coef"]:
         for n in batch.divisors(rows)[1:]:
             # With prompts_per_step the number of steps is solved.
             steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": plan.batch.steps * n}

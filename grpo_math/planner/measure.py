@@ -29,7 +29,7 @@ from grpo_math.generation.names import cache_name, experts_per_token
 from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
 from grpo_math.planner import fake
-from grpo_math.planner.fake import Live
+from grpo_math.planner.fake import AllocationRecorder
 from grpo_math.planner.layers import Json, build, decoder_layers, first_layers, layer_kind, prepared
 from grpo_math.planner.work import Work
 from grpo_math.trainer import tiled_mlp
@@ -37,10 +37,10 @@ from grpo_math.trainer import tiled_mlp
 # (prompt, completion) of a packed row with two completions, for one tile of tokens: the sizes (1, tokens, keys) are
 # linearly independent, and the number of tiles stays as requested up to three times these sizes.
 POINTS = ((512, 256), (256, 384), (640, 320))
-# (rows, tokens of each) of a pass without gradients, likewise.
+# (rows, tokens of a row) of the passes without gradients, whose sizes are linearly independent too.
 PREFILLS = ((1, 1024), (1, 1280), (2, 512))
 
-Stretches = list[list[int]]  # live bytes at the start of each stretch of a pass, and after each allocation
+Segments = list[list[int]]  # live bytes at the start of each segment of a pass, and after each allocation
 
 
 def packed(row: list[list[Any]]) -> Json:
@@ -58,17 +58,19 @@ def packed(row: list[list[Any]]) -> Json:
     }
 
 
-def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
-    """Return the stretches of a forward pass and of a backward pass.
+def update(model: Any, row: Any, autocast: bool) -> tuple[Segments, Segments]:
+    """Return the segments of a forward pass and of a backward pass.
 
-    A forward stretch begins before each layer, and at the end. A backward stretch begins at the start, before each
+    A forward segment begins before each layer, and at the end. A backward segment begins at the start, before each
     layer from the last, and before the embedding.
     """
-    given = packed(row)
+    arguments = packed(row)
     # Each request has its own FakeTensorMode. torch refuses to mix tensors of two modes.
     varlen.sequences.cache_clear()
-    index = varlen.sequences(given["packed_groups"], torch.device("cpu"))[1]
-    live = Live(model, [index, given["input_ids"], given["position_ids"], given["attention_mask"]])
+    index = varlen.sequences(arguments["packed_groups"], torch.device("cpu"))[1]
+    live = AllocationRecorder(
+        model, [index, arguments["input_ids"], arguments["position_ids"], arguments["attention_mask"]]
+    )
 
     def watch(module: Any, args: Any, out: Any) -> None:
         # A tensor's gradient is complete when the layer that reads the tensor has run backward.
@@ -81,7 +83,7 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
     with live:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             # The sum takes the place of the LM head and the loss, and keeps nothing.
-            end = model.base_model(**given, use_cache=False)[0].sum()
+            end = model.base_model(**arguments, use_cache=False)[0].sum()
             live.mark()
         # Checkpointing calls the layers again in the backward pass, which must not add marks.
         for hook in hooks:
@@ -90,27 +92,27 @@ def update(model: Any, row: Any, autocast: bool) -> tuple[Stretches, Stretches]:
         live.mark()
         end.backward()
     start = len(layers) + 2
-    return live.stretches[1:start], live.stretches[start:]
+    return live.segments[1:start], live.segments[start:]
 
 
-def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Stretches:
+def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Segments:
     """Return live bytes of the whole model without the stored tensors: [at the end of the forward pass], [at the start
-    of the backward pass], and at each allocation of each stretch.
+    of the backward pass], and at each allocation of each segment.
 
     The pass has the first layers of the model only. ``times``: how many layers each of them represents.
     """
     forward, backward = update(model, row, autocast)
-    f, b = ([stretch[0] for stretch in stretches] for stretches in (forward, backward))
-    kept = more(times[:-1], f[:-1])
-    left = -more(times[::-1], b[1:])
+    f, b = ([segment[0] for segment in segments] for segments in (forward, backward))
+    kept = extrapolate(times[:-1], f[:-1])
+    left = -extrapolate(times[::-1], b[1:])
     # Each layer runs backward as if it were the last of all.
     tops = [b[0] + left, *[b[1] + left] * len(times), b[-1]]
-    raised = [[now + kept for now in stretch] for stretch in forward]
-    raised += [[now - stretch[0] + top for now in stretch] for top, stretch in zip(tops, backward, strict=True)]
+    raised = [[now + kept for now in segment] for segment in forward]
+    raised += [[now - segment[0] + top for now in segment] for top, segment in zip(tops, backward, strict=True)]
     return [[f[-1] + kept], [b[0] + left], *raised]
 
 
-def more(times: list[int], bytes_at: list[int]) -> int:
+def extrapolate(times: list[int], bytes_at: list[int]) -> int:
     """Return the bytes that the represented layers add. ``bytes_at``: live bytes before each layer."""
     added = (after - before for before, after in pairwise(bytes_at))
     return sum((count - 1) * size for count, size in zip(times, added, strict=True))
@@ -118,27 +120,27 @@ def more(times: list[int], bytes_at: list[int]) -> int:
 
 def prefill(
     model: Any, times: list[int], rows: int, length: int, autocast: bool, cache: DynamicCache | None = None
-) -> Stretches:
+) -> Segments:
     """Return live bytes without stored tensors at each allocation of each layer, in a pass without gradients.
 
     ``times``: as in `moments`. The pass fills a ``cache``, and counts it.
     """
-    live, ids = Live(model, []), torch.zeros(rows, length, dtype=torch.long)
+    live, ids = AllocationRecorder(model, []), torch.zeros(rows, length, dtype=torch.long)
     hooks = [layer.register_forward_pre_hook(live.mark) for layer in decoder_layers(model)[1]]
     with torch.no_grad(), live, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        given: Json = {"input_ids": ids, "position_ids": ids}
+        arguments: Json = {"input_ids": ids, "position_ids": ids}
         # Prompts are padded, so transformers builds a mask of all pairs of tokens.
         if not recurrent.stateful(model):
-            given["attention_mask"] = torch.zeros(rows, 1, length, length, dtype=torch.bool)
+            arguments["attention_mask"] = torch.zeros(rows, 1, length, length, dtype=torch.bool)
         # The model may be wrapped by peft, which hides its arguments.
         name = cache_name(signature(GenerationMixin.prepare_inputs_for_generation).parameters)
-        model.base_model(**given, **{name: cache}, use_cache=cache is not None)
+        model.base_model(**arguments, **{name: cache}, use_cache=cache is not None)
     for hook in hooks:
         hook.remove()
-    stretches = live.stretches[1:]
+    segments = live.segments[1:]
     # Autocast keeps the 16-bit copies of an adapter until the end of the pass.
-    added = more(times[:-1], [stretch[0] for stretch in stretches])
-    return [[now + added for now in stretch] for stretch in stretches]
+    added = extrapolate(times[:-1], [segment[0] for segment in segments])
+    return [[now + added for now in segment] for segment in segments]
 
 
 def cached(model: Any, times: list[int], length: int) -> int:
@@ -157,27 +159,27 @@ def cached(model: Any, times: list[int], length: int) -> int:
 # Answers about a model
 
 
-def fitted(runs: list[Stretches], sizes: list[Any]) -> list[list[list[float]]]:
-    """Return the moments of each stretch as bytes per size. If the runs have different allocations, use only the
-    highest moment of a stretch."""
+def fitted(runs: list[Segments], sizes: list[Any]) -> list[list[list[float]]]:
+    """Fit bytes = a + b * tokens + c * keys for each allocation of each segment. If the runs have different
+    allocations, fit only the highest one of a segment."""
     answer = []
-    for stretches in zip(*runs, strict=True):
-        same = len({len(stretch) for stretch in stretches}) == 1
-        values = np.array(stretches if same else [[max(stretch)] for stretch in stretches], dtype=float)
+    for segments in zip(*runs, strict=True):
+        same = len({len(segment) for segment in segments}) == 1
+        values = np.array(segments if same else [[max(segment)] for segment in segments], dtype=float)
         # A single run has many solutions. The one of least norm is exact at the sizes of this run.
         answer.append(np.linalg.lstsq(np.array(sizes, dtype=float), values)[0].T.round(1).tolist())
     return answer
 
 
-def highest(stretches: list[list[list[float]]], least: int) -> list[list[float]]:
+def upper_envelope(segments: list[list[list[float]]], least: int) -> list[list[float]]:
     """Return the moments that are the highest for some point of a grid of sizes around ``least`` tokens."""
-    lines = [line for stretch in stretches for line in stretch]
+    lines = [line for segment in segments for line in segment]
     tokens = [least * factor for factor in (0.1, 0.3, 1.0, 1.25, 2.0, 4.0, 16.0)]
     grid = [[1.0, t, t * keys] for t in tokens for keys in (1.0, 1.5, 2.5, 5.0, 20.0, 200.0, 2000.0)]
     return sorted(lines[position] for position in {*np.argmax(np.array(lines) @ np.array(grid).T, axis=0)})
 
 
-def first(config: Any) -> tuple[Any, Any, list[int]]:
+def reduced_model(config: Any) -> tuple[Any, Any, list[int]]:
     """Return the whole model in bfloat16, the config of its first layers, and how many layers each of them represents.
 
     Kinds "window, window, full, window, window, full" are represented by the first four: [1, 2, 2, 1].
@@ -197,18 +199,18 @@ def measure(config: Any, how: Json) -> Json:
     """Return bytes without the stored tensors, per (1, tokens, keys) of a packed row or of the ``row`` in ``how``.
 
     ``forward`` is at the end of the forward pass, ``backward`` at the start of the backward pass, and ``moments`` are
-    those that can be the highest. ``trained``: elements that a run with an adapter trains, first those that do not
-    depend on its rank. ``prefill``: the highest moments of a pass without gradients or cache, per (1, tokens, queries x
-    keys).
+    the allocations that can be the highest. ``trained``: elements that a run with an adapter trains, first those that
+    do not depend on its rank. ``prefill``: the highest moments of a pass without gradients or cache, per (1, tokens,
+    queries x keys).
     """
-    _, less, times = first(config)
+    _, less, times = reduced_model(config)
     model = prepared(less, how)
     n, autocast = how["tiles"], how["autocast"]
     rows = [how["row"]]
     if how["row"] is None:
         rows = [[(prompt * n, [tokens * n] * 2)] for prompt, tokens in POINTS]
     sizes = [Work(row).sizes for row in rows]
-    end, start, *stretches = fitted([moments(model, times, row, autocast) for row in rows], sizes)
+    end, start, *segments = fitted([moments(model, times, row, autocast) for row in rows], sizes)
     alone = [(1, rows * length * n, rows * (length * n) ** 2) for rows, length in PREFILLS]
     prefills = fitted([prefill(model, times, rows, length * n, autocast) for rows, length in PREFILLS], alone)
     trained = [0, 0]
@@ -221,15 +223,15 @@ def measure(config: Any, how: Json) -> Json:
     return {
         "forward": end[0],
         "backward": start[0],
-        "moments": highest(stretches, sizes[0][1]),
+        "moments": upper_envelope(segments, sizes[0][1]),
         "trained": trained,
-        "prefill": highest(prefills, alone[0][1]),
+        "prefill": upper_envelope(prefills, alone[0][1]),
     }
 
 
 def shape(config: Any) -> Json:
     """Return the shapes of the whole model, the fields of `model.Shape`."""
-    whole, less, times = first(config)
+    whole, less, times = reduced_model(config)
     if reason := attention.unsupported(whole.config, whole._supports_sdpa):
         raise NotImplementedError(f"updates are not packed: {reason}")
     text, head = whole.config.get_text_config(), whole.get_output_embeddings()

@@ -29,7 +29,7 @@ FRAGMENTATION = {"transformers": 0.04, "server": 0.04, "colocate": 0.078}
 HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
 ROOM = 64  # free tokens in the cache of generation/decoding.py after it grows
 RANK = 16  # the smallest measured rank; other ranks are rounded up to a power of two
-PROCESS = 2 * GB  # of main memory: Python, torch and transformers in one process
+PROCESS = 2 * GB  # main memory of a process: Python, torch and transformers
 
 Terms = dict[str, int]  # bytes by name, as printed with spaces
 # Terms outside torch's allocator.
@@ -62,14 +62,14 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (generation/dtypes.py). On a CPU it
     is counted as float32, the upper bound.
     """
-    cpu, says = settings["use_cpu"], deepspeed or {}
+    cpu, config = settings["use_cpu"], deepspeed or {}
     auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
     stream = 2 if auto or settings["dtype"] in ("bfloat16", "float16") else 4
     # The config turns bf16 on by default if the GPU has it, and leaves it off on a CPU (trainer/config.py).
     autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
-    stated = [says[name].get("enabled") for name in ("bf16", "fp16") if name in says]
+    enabled = [config[name].get("enabled") for name in ("bf16", "fp16") if name in config]
     # transformers replaces auto in DeepSpeed's file by the training arguments.
-    if zero.active and (autocast if not stated or "auto" in stated else any(stated)):
+    if zero.active and (autocast if not enabled or "auto" in enabled else any(enabled)):
         return Precision(2, 2, False)
     adapter = stream if zero.stage == 3 else 4
     return Precision(stream, 2 if settings["load_in_4bit"] and not settings["fp16"] else adapter, autocast)
@@ -118,8 +118,8 @@ def measurement_settings(
         rank = max(RANK, 1 << (settings["lora_r"] - 1).bit_length())
         dropout = 0.05 if settings["lora_dropout"] > 0 else 0.0
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": dropout}
-        given = ("use_dora", "lora_target_parameters", "lora_modules_to_save")
-        lora |= {name.removeprefix("lora_"): settings[name] for name in given if settings[name]}
+        others = ("use_dora", "lora_target_parameters", "lora_modules_to_save")
+        lora |= {name.removeprefix("lora_"): settings[name] for name in others if settings[name]}
     return {
         **precise._asdict(),
         "lora": lora,
@@ -237,7 +237,7 @@ def phases(
             continue
         allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
         known = machine.calibration
-        measured = known.fragmentation if known and known.of(settings) and generates != "colocate" else None
+        measured = known.fragmentation if known and known.shares_for(settings) and generates != "colocate" else None
         terms["fragmentation"] = int((FRAGMENTATION[generates] if measured is None else measured) * allocated)
         terms["CUDA_context"] = known.context if known else CONTEXT
         terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (
@@ -341,6 +341,6 @@ def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
 
 
 def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
-    """Return the bytes of such a sequence in vLLM's KV cache, in 16 bit."""
+    """Return the bytes of a sequence of `context_length` in vLLM's KV cache, in 16 bit."""
     constant, token = shape.cache
     return 2 * (constant + context_length(shape, settings, prompt) * token)

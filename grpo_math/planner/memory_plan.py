@@ -22,16 +22,16 @@ MARGIN = 0.95  # of a GPU that a plan may fill
 class MemoryPlan:
     """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
 
-    ``given``: the fields that the recipe sets. ``refused``: the fields that training refuses. ``peak_phase``: the
+    ``explicit``: the fields that the recipe sets. ``refused``: the fields that training refuses. ``peak_phase``: the
     policy's phase with more memory; a server always fills its GPUs, so it is ignored. ``missing``: the missing bytes of
     each problem, and a line about the problem.
-    ``severity``: of two plans, the one with the lower severity is nearer to fitting.
+    ``severity``: (missing bytes, problems); lower is closer to fitting.
     """
 
-    def __init__(self, machine: Machine, settings: Settings, given: set[str]) -> None:
+    def __init__(self, machine: Machine, settings: Settings, explicit: set[str]) -> None:
         self.machine = machine
         self.settings = settings
-        self.given = given
+        self.explicit = explicit
         self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
@@ -45,8 +45,8 @@ class MemoryPlan:
             length = settings["max_completion_length"]
             raise NotPlanned("max_completion_length", length, reason, f"use less than {shape.packed - machine.prompt}")
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
-        self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, given))
-        self.batch = batch.plan(settings, given, self.layout.policy)
+        self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, explicit))
+        self.batch = batch.plan(settings, explicit, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
         self.precise = memory.precision(settings, zero, config)
         self.phases, self.main = memory.phases(
@@ -86,14 +86,14 @@ class MemoryPlan:
         """
         with suppress(UserError):
             settings = resolve({**self.settings, **fields}, self.machine.capability)
-            then = MemoryPlan(machine, settings, self.given | set(fields))
+            then = MemoryPlan(machine, settings, self.explicit | set(fields))
             older = then.batch.rollout * self.batch.total > max(self.batch.rollout, self.batch.total) * then.batch.total
             if then.refused <= self.refused and not older:
                 return then
         return None
 
     def _bounds(self) -> Iterator[tuple[int, int, str]]:
-        """Yield the bytes that the run needs, those that it has, and the problem if these are less."""
+        """Yield (bytes that are needed, bytes that are available, the problem if too few are available)."""
         settings, machine, limit = self.settings, self.machine, int(MARGIN * self.machine.gpu_bytes)
         where = "of memory" if settings["use_cpu"] else "per GPU"
         where += f"; {limit / GB:.1f} of {machine.gpu_bytes / GB:.4g} GB are usable"
@@ -112,7 +112,7 @@ class MemoryPlan:
             yield needed, share, f"{line} take {needed / GB:.1f}"
         longest = min(machine.shape.max_tokens or self.sequence, settings["vllm_max_model_length"] or self.sequence)
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
-        # A byte short for any number of tokens: halving them is no progress.
+        # One missing byte for any number of tokens: halving the tokens is no progress.
         yield self.sequence > longest, 0, line
         if error := dtype_error(settings, machine.capability, machine.family):
             yield 1, 0, str(error)

@@ -25,7 +25,7 @@ from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
 from grpo_math.reading import read_json, read_object
 
-FORMAT = 8  # of the answers of measure.py
+FORMAT = 8  # version of measure.py's answers
 # Fields of a config.json that do not change a shape.
 IGNORED_KEYS = (*("torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"), "quantization_config")
 
@@ -77,17 +77,17 @@ once
     if method != "mxfp4":
         reason = f"is stored quantised by {method!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
-    ask = partial(measured, source, plain(config), measures=measures)
-    return Shape(measured=ask, **ask(None))
+    measure = partial(measured, source, shape_fields(config), measures=measures)
+    return Shape(measured=measure, **measure(None))
 
 
-def plain(config: Settings) -> Json:
+def shape_fields(config: Settings) -> Json:
     """Return the fields that determine the shapes. For a shipped model these are the shipped fields.
 
     >>> shipped = stored("shapes.json")["Qwen/Qwen2.5-0.5B"]
-    >>> plain({**shipped, "head_dim": 64}) == shipped
+    >>> shape_fields({**shipped, "head_dim": 64}) == shipped
     True
-    >>> plain({"model_type": "mine", "hidden_size": 8, "head_dim": None, "eos_token_id": 2})
+    >>> shape_fields({"model_type": "mine", "hidden_size": 8, "head_dim": None, "eos_token_id": 2})
     {'model_type': 'mine', 'hidden_size': 8}
     """
     # The shipped fields do not include these biases, which add tensors.
@@ -121,7 +121,7 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
         return known
     if not measures:
         raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
-    answer = _ask(source, config, how)
+    answer = _request(source, config, how)
     if "error" in answer:
         refuse_dropout_of_experts(answer["error"], source)
         reason = f"cannot be measured ({answer['error']})"
@@ -153,7 +153,7 @@ def _worker() -> Any:
     return worker
 
 
-def _ask(source: str, config: Json, how: Json | None) -> Json:
+def _request(source: str, config: Json, how: Json | None) -> Json:
     worker = _worker()
     try:
         worker.stdin.write(json.dumps([config, how]) + "\n")

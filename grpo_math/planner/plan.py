@@ -1,6 +1,6 @@
 """A recipe, GPUs -> the answer of `grpo-math plan`: does it fit, what is largest, what to change.
 
-The only data that it reads about this machine are its GPUs and main memory, if they are not given.
+Reads this machine's GPUs and main memory only if the caller does not describe them.
 """
 
 from collections.abc import Mapping
@@ -44,16 +44,16 @@ def plan(
     """
     configs = configs or {"": None}
     plans = _plans(recipe, configs, **machine)
-    name, counted = _first_that_fits(plans)
-    if known := counted.machine.calibration:
-        card = known.card(counted.machine.gpu_bytes / GB)
+    name, chosen = _first_that_fits(plans)
+    if known := chosen.machine.calibration:
+        card = known.card(chosen.machine.gpu_bytes / GB)
     timed = (
-        seconds.per_step(counted.machine, counted.settings, counted.batch, counted.layout, card, counted.precise)
-        if card and not counted.settings["use_cpu"]
+        seconds.per_step(chosen.machine, chosen.settings, chosen.batch, chosen.layout, card, chosen.precise)
+        if card and not chosen.settings["use_cpu"]
         else None
     )
     others = {other: content for other, content in configs.items() if other != name}
-    return {**counted.answer(), "accelerate_config": name or None, "seconds": timed, **suggest(counted, others)}
+    return {**chosen.answer(), "accelerate_config": name or None, "seconds": timed, **suggest(chosen, others)}
 
 
 def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
@@ -62,18 +62,18 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     ``machine``: as in `_read`. Raises the error of the first config. Later configs that cannot be planned are skipped.
 
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8}
-    >>> name, counted = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
+    >>> name, chosen = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
     ...     "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}}, gpus=2, gpu_gb=24, cpu_gb=64)
-    >>> name, counted.fits, counted.layout.generation
+    >>> name, chosen.fits, chosen.layout.generation
     ('zero2_offload', True, 'transformers')
     """
     return _first_that_fits(_plans(recipe, configs, **machine))
 
 
-def unplanned_layout(settings: Settings, given: set[str], gpus: int) -> devices.Layout:
+def unplanned_layout(settings: Settings, explicit: set[str], gpus: int) -> devices.Layout:
     """Return the layout of a recipe whose memory cannot be computed. The recipe gives the size of the server."""
     size = settings["vllm_tensor_parallel_size"]
-    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, given))
+    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, explicit))
 
 
 def _first_that_fits(plans: list[tuple[str, MemoryPlan]]) -> tuple[str, MemoryPlan]:
@@ -124,12 +124,12 @@ def _read(
     offline: bool = False,
     calibration: Calibration | None = None,
 ) -> tuple[Machine, Json]:
-    cpu_gb, says = cpu_gb or main_memory(), accelerate or {}
-    if (kind := says.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
+    cpu_gb, config = cpu_gb or main_memory(), accelerate or {}
+    if (kind := config.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
         raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
     if on_cpu := bool(recipe.get("use_cpu")):
         # On a CPU the processes share main memory: it takes the place of a GPU's memory.
-        gpus, gpu_gb = int(says.get("num_processes", 1)), cpu_gb
+        gpus, gpu_gb = int(config.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
         available, size = count_and_gb()
         if gpu_gb is None and capability is None:
@@ -139,11 +139,11 @@ def _read(
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings["model_name_or_path"]
-    config = read_config(name, settings["model_revision"], offline)
-    shape = model_shape(str(name), config, measures=not offline)
+    model_config = read_config(name, settings["model_revision"], offline)
+    shape = model_shape(str(name), model_config, measures=not offline)
     if settings["router_aux_loss_coef"] is None:
-        # TRL's default is that of the model's config.
-        settings["router_aux_loss_coef"] = config.get("router_aux_loss_coef", float(shape.active < shape.total))
+        # TRL's default is the value in the model's config.
+        settings["router_aux_loss_coef"] = model_config.get("router_aux_loss_coef", float(shape.active < shape.total))
     teacher = None if teacher_url(settings) else settings["reference_model"]
     if teacher:
         teacher = model_shape(str(teacher), read_config(teacher, offline=offline), measures=not offline)
@@ -158,7 +158,7 @@ def _read(
         accelerate,
         None if on_cpu else capability,
         teacher,
-        config.get("model_type", ""),
+        model_config.get("model_type", ""),
         calibration,
     )
     return machine, settings

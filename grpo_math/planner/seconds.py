@@ -114,7 +114,7 @@ def _shares(machine: Machine, settings: Settings, layout: Layout) -> tuple[Range
     compute, decoding, known = COMPUTE, DECODING[layout.generation], machine.calibration
     if not known:
         return compute, decoding, "never measured"
-    if not (shares := known.of(settings)):
+    if not (shares := known.shares_for(settings)):
         return compute, decoding, f"rates {known.line()}, the shares never"
     if layout.generation != "transformers":
         return around(shares["training"]), decoding, f"update {known.line()}, generation never measured"
@@ -128,7 +128,7 @@ def rate(card: Card, precise: Precision) -> float:
 
 
 def update_flops(machine: Machine, settings: Settings, batch: Batch, completions: float) -> float:
-    """Return the FLOPs of an update on so many completions of full length."""
+    """Return the FLOPs of an update on this number of completions of full length."""
     # A packed update computes each prompt once for its group.
     tokens = completions * (settings["max_completion_length"] + machine.prompt / batch.generations)
     scores_reference = settings["beta"] > 0 and not teacher_url(settings)
@@ -150,11 +150,13 @@ def _completion(
     >>> _completion(machine, {"max_completion_length": 100}, batch, layout, card, Precision(2, 4, True), (0.05, 0.3))
     [0.004, 0.004]
     """
-    own, gpus = layout.generation == "transformers", layout.tensor_parallel  # GPUs of an engine
+    by_transformers, gpus = layout.generation == "transformers", layout.tensor_parallel  # GPUs of an engine
     at_a_time = batch.rollout / ((layout.server or batch.processes) // gpus)
     # A small batch waits for memory, and a large one for arithmetic: the slower of the two counts.
-    reading = reading_seconds(machine, settings, at_a_time, card, precise.stream if own else 2) / gpus
-    computing = 2 * machine.shape.active * at_a_time / (gpus * (rate(card, precise) if own else card.tflops * 1e12))
+    reading = reading_seconds(machine, settings, at_a_time, card, precise.stream if by_transformers else 2) / gpus
+    computing = (
+        2 * machine.shape.active * at_a_time / (gpus * (rate(card, precise) if by_transformers else card.tflops * 1e12))
+    )
     ends = [max(reading / share, computing / COMPUTE[1]) for share in reversed(shares)]
     return [settings["max_completion_length"] * end / batch.rollout for end in ends]
 

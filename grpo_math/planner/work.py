@@ -53,8 +53,8 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     """Return the number of token tiles in which trainer/tiled_mlp.py computes an MLP."""
     # tiled_mlp.py does not tile layers with DoRA, nor in updates without checkpointing, where each tile would keep its
     # tensors.
-    whole = settings["use_dora"] or not settings["gradient_checkpointing"]
-    return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not whole else 1
+    untiled = settings["use_dora"] or not settings["gradient_checkpointing"]
+    return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not untiled else 1
 
 
 def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int) -> Work:

@@ -33,36 +33,46 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 # Arguments of a reward function that are not columns of the data, and names that training or loading adds to a row.
 ARGUMENTS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 # TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
-MADE = (*(*ARGUMENTS, "prompt", "completion", "completion_ids", "answer_format", "image", "images"),)
+TRAINING_COLUMNS = (*(*ARGUMENTS, "prompt", "completion", "completion_ids", "answer_format", "image", "images"),)
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 
-def chosen(stated: str | Mapping[str, str] | None, of_source: Mapping[str, str] = MappingProxyType({})) -> Columns:
-    """Return the columns of each field: the one in ``stated``, a text or a mapping, or else the data set's columns and
-    the common names.
+def accepted_columns(
+    requested: str | Mapping[str, str] | None, source_columns: Mapping[str, str] = MappingProxyType({})
+) -> Columns:
+    """Return the columns of each field: the one in ``requested``, a text or a mapping, or else the data set's
+    columns and the common names.
 
-    >>> columns = chosen("problem=query, answer=meta.gold", {"subject": "type"})
+    >>> columns = accepted_columns("problem=query, answer=meta.gold", {"subject": "type"})
     >>> columns["problem"], columns["answer"], columns["subject"], columns["level"]
     (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
     named: dict[str, tuple[str, ...]] = {}
-    text = as_text(stated)
+    text = as_text(requested)
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
         if not column or field not in ACCEPTED or field in named:
             remedy = f"write problem=query,answer=target; the fields are {', '.join(ACCEPTED)}"
             raise ConfigError("columns", text, f"does not name a field and its one column in {part!r}", remedy)
         named[field] = (column,)
-    return {**ACCEPTED, **{field: (column, *ACCEPTED.get(field, ())) for field, column in of_source.items()}, **named}
+    return {
+        **ACCEPTED,
+        **{field: (column, *ACCEPTED.get(field, ())) for field, column in source_columns.items()},
+        **named,
+    }
 
 
-def as_text(stated: str | Mapping[str, str] | None) -> str | None:
-    """Return stated columns as a text.
+def as_text(requested: str | Mapping[str, str] | None) -> str | None:
+    """Return requested columns as a text.
 
     >>> as_text({"problem": "query", "answer": "meta.gold"})
     'problem=query,answer=meta.gold'
     """
-    return ",".join(f"{name}={column}" for name, column in stated.items()) if isinstance(stated, Mapping) else stated
+    return (
+        ",".join(f"{name}={column}" for name, column in requested.items())
+        if isinstance(requested, Mapping)
+        else requested
+    )
 
 
 def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
@@ -97,17 +107,17 @@ def present(columns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]
 def used(present: Iterable[str], columns: Columns) -> list[str]:
     """Return the columns that are read. Other columns may be gigabytes."""
     parts = {part.partition(".")[0] for names in columns.values() for name in names for part in name.split("+")}
-    return [name for name in present if name in parts or spelt(name) in parts]
+    return [name for name in present if name in parts or normalized(name) in parts]
 
 
 @lru_cache(maxsize=1000)
-def spelt(name: str) -> str:
+def normalized(name: str) -> str:
     return "_".join(name.lower().replace("-", " ").split())
 
 
 def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns by their names, and by those in small letters with underscores."""
-    return {spelt(name): value for name, value in row.items() if isinstance(name, str)} | dict(row)
+    return {normalized(name): value for name, value in row.items() if isinstance(name, str)} | dict(row)
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

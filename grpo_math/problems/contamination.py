@@ -32,8 +32,8 @@ def words(text: str) -> list[str]:
     >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
     (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
     """
-    found = WORD.findall(text.casefold())
-    return [word.replace(",", "") for word in found] if "," in text else found
+    matched = WORD.findall(text.casefold())
+    return [word.replace(",", "") for word in matched] if "," in text else matched
 
 
 def overlap(
@@ -77,7 +77,7 @@ def overlaps(
 def matches(
     sets: Mapping[str, Sequence[Mapping[str, Any]]], training: Iterable[Mapping[str, Any]], ngram: int = NGRAM
 ) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
-    """Yield each training problem that is in a set, with the places (set, index) of equal problems, and of problems
+    """Yield each training problem that is in a set, with the positions (set, index) of equal problems, and of problems
     that share ``ngram`` consecutive words with it."""
     # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
     # are whole problems (a text) and n-grams (a tuple).
@@ -88,7 +88,7 @@ def matches(
                 index.setdefault(key, set()).add((name, i))
     for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())
-        similar = {place for gram in ngrams(row["problem"], ngram) for place in index.get(gram, ())}
+        similar = {position for gram in ngrams(row["problem"], ngram) for position in index.get(gram, ())}
         if equal or similar:
             yield row, equal, similar
 

@@ -42,8 +42,8 @@ from grpo_math.problems import columns as which
 from grpo_math.problems import generated, missing, parts, stored
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_template
-from grpo_math.problems.rows import BadRow, Row, checked
-from grpo_math.problems.sources import HUB_ID, OWN, SOURCES, Place, Source, parse_place, source_name
+from grpo_math.problems.rows import BadRow, Row, parse_row
+from grpo_math.problems.sources import DEFAULT_SOURCE, HUB_ID, SOURCES, DatasetRef, Source, parse_ref, source_name
 from grpo_math.problems.stored import Read, Stored
 from grpo_math.reading import home, is_table, read_table, uncompressed
 from grpo_math.user_functions import is_user_function
@@ -55,7 +55,7 @@ SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-OF_A_ROW = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
+DATA_CELL = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
 LARGE = 2**23  # bytes of a data set whose problems are kept in the cache
 Warn = Callable[[str], None]
 
@@ -68,7 +68,7 @@ class Data(NamedTuple):
     rows: Callable[[], Iterable[tuple[int, Any]]]  # the numbered rows, from the start
     content: Callable[[], str] = str  # a hash of the rows
     size: int = 0  # bytes, of a file maybe compressed
-    source: Source = OWN
+    source: Source = DEFAULT_SOURCE
     accepted: which.Columns = which.ACCEPTED
 
 
@@ -146,10 +146,10 @@ def _reader(
             first[:] = first or [error]
 
         rows = good_rows(data, template.name == AS_IS, bad)
-        # A benchmark keeps all rows, as its authors count them.
-        if data.source is not OWN and "train" in data.source.splits:
+        # A benchmark keeps repeated problems, because its authors count them.
+        if data.source is not DEFAULT_SOURCE and "train" in data.source.splits:
             rows = Stored(_once(rows, data.file, warn))
-        if first and (not (skip_bad_rows or data.source is not OWN) or not rows):
+        if first and (not (skip_bad_rows or data.source is not DEFAULT_SOURCE) or not rows):
             raise first[0]
         if not rows:
             raise ConfigError("dataset", dataset, "has no rows", "check the file")
@@ -179,7 +179,7 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
         for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
             number = f"{data.label}/{line}"
             try:
-                row = {**checked(raw, number, data.accepted, data.source, as_is), "line": line}
+                row = {**parse_row(raw, number, data.accepted, data.source, as_is), "line": line}
             except BadRow as error:
                 bad(raw, DataError(data.file, line, *error.args))
                 continue
@@ -193,7 +193,7 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
     rows = Stored(good())
     if has_options:
         rows = Stored(map(partial(parts.with_options, numbers=parts.numbering(rows)), rows))
-    if rows and data.source is OWN:
+    if rows and data.source is DEFAULT_SOURCE:
         _refuse_misread([*islice(rows, CHECKED)], data.file, data.accepted, as_is)
     return rows
 
@@ -211,7 +211,7 @@ def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns, as_is: 
     # The number that a countdown is to reach.
     is_countdown = answer_key == "target" or not {"nums", "numbers"}.isdisjoint(rows[0]["others"])
     if is_countdown and len(accepted["answer"]) > 1 and all(map(_shows_gold, rows)):
-        reason = f"has gold answers in the column {answer_key!r} that stand in their problems, as in a countdown"
+        reason = f"has gold answers in the column {answer_key!r} that occur in their problems, as in a countdown"
         raise ConfigError("dataset", file, reason, f"give --columns answer=NAME, or answer={answer_key} to keep them")
 
 
@@ -224,22 +224,22 @@ def _shows_gold(row: Row) -> bool:
 
 def open_rows(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> Data:
     name = source_name(dataset)
-    source = SOURCES.get(name or "", OWN)
-    accepted = which.chosen(columns, source.columns)
-    data = _known(dataset, name, split, accepted) if name else _own(dataset, split, accepted)
+    source = SOURCES.get(name or "", DEFAULT_SOURCE)
+    accepted = which.accepted_columns(columns, source.columns)
+    data = _built_in_set(dataset, name, split, accepted) if name else _user_set(dataset, split, accepted)
     return data._replace(source=source, accepted=accepted)
 
 
-def _own(dataset: str, split: str, accepted: which.Columns) -> Data:
+def _user_set(dataset: str, split: str, accepted: which.Columns) -> Data:
     """Open a file, a folder, or a set on the Hub that is not in sources.py."""
-    address = parse_place(dataset)
+    address = parse_ref(dataset)
     path = home(address.path)
     if is_table(address.path):
         data = _file(path.name.partition(".")[0], dataset, path, split)
         is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
         if table := [row for _, row in islice(data.rows() if is_text else (), missing.SEEN)]:
             header = [*table[0]]
-            if not which.used(header, accepted) and any(map(OF_A_ROW.match, header)):
+            if not which.used(header, accepted) and any(map(DATA_CELL.match, header)):
                 reason = f"has no line of column names: its first line is {', '.join(header)[:120]!r}"
                 raise ConfigError("dataset", dataset, reason, "add one: problem,answer")
             missing.refuse_missing(dataset, table, accepted)
@@ -250,29 +250,29 @@ def _own(dataset: str, split: str, accepted: which.Columns) -> Data:
         require_choice("dataset", dataset, ACCEPTED)
     remedy = "check the name and the connection, or give a local copy's folder"
     table = _hub_table(address, split, accepted, dataset, remedy)
-    return _of_table(address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", table)
+    return _from_table(address.path.rstrip("/").rpartition("/")[2], f"{dataset} ({split})", table)
 
 
-def _known(dataset: str, name: str, split: str, accepted: which.Columns) -> Data:
+def _built_in_set(dataset: str, name: str, split: str, accepted: which.Columns) -> Data:
     """Open a set of sources.py: its file in the data folder, the data folder's copy of its repository, or the Hub."""
-    source, stated = SOURCES[name], parse_place(dataset)
+    source, ref = SOURCES[name], parse_ref(dataset)
     base, bracket, cut = split.partition("[")
     base = split_name(base, tuple(source.splits))
     label, file_name = f"{name}/{base}", source.files.get(base)
     folder = os.environ.get(DATA_DIR_VARIABLE)
     path = home(folder or ".") / (file_name or name)
-    if folder and path.is_file() and not stated.config:
+    if folder and path.is_file() and not ref.config:
         return _file(label, str(path), path, split)
-    copied = folder and path.is_dir() and not stated.revision
-    config, theirs = stated.config or source.config, source.splits[base] + bracket + cut
-    address = Place(str(path), config, None) if copied else Place(source.hub, config, stated.revision)
-    remedy = f"set {DATA_DIR_VARIABLE} to a folder that holds {file_name or name}, or pass --dataset generated"
-    table = _hub_table(address, theirs, accepted, name if copied else dataset, remedy, known=True)
-    data = _of_table(label, str(path) if copied else f"{source.hub} ({theirs})", table)
+    copied = folder and path.is_dir() and not ref.revision
+    config, hub_split = ref.config or source.config, source.splits[base] + bracket + cut
+    address = DatasetRef(str(path), config, None) if copied else DatasetRef(source.hub, config, ref.revision)
+    remedy = f"set {DATA_DIR_VARIABLE} to a folder that contains {file_name or name}, or pass --dataset generated"
+    table = _hub_table(address, hub_split, accepted, name if copied else dataset, remedy, known=True)
+    data = _from_table(label, str(path) if copied else f"{source.hub} ({hub_split})", table)
     if other := source.without.get(base):
-        left_out = _hub_table(Place(SOURCES[other].hub), base, accepted, name, remedy, known=True)
+        left_out = _hub_table(DatasetRef(SOURCES[other].hub), base, accepted, name, remedy, known=True)
         problems = {row["problem"] for row in left_out}
-        # Here and not later, so that the numbers in the ids stay those of the published data.
+        # Left out here and not later, so that the numbers in the ids stay those of the published data.
         return data._replace(
             rows=lambda: ((number, row) for number, row in data.rows() if row["problem"] not in problems),
             content=lambda: data.content() + left_out._fingerprint,
@@ -297,7 +297,7 @@ def _file(label: str, name: str, path: Path, split: str) -> Data:
     return Data(label, name, rows, content, path.stat().st_size if path.is_file() else 0)
 
 
-def _of_table(label: str, name: str, table: Any) -> Data:
+def _from_table(label: str, name: str, table: Any) -> Data:
     return Data(label, name, lambda: enumerate(table, 1), lambda: table._fingerprint, table.data.nbytes)
 
 
@@ -309,11 +309,13 @@ def _part(split: str, rows: int) -> slice:
         (part,) = ReadInstruction.from_spec(split).to_absolute({split.partition("[")[0]: rows})
     except (ValueError, AssertionError) as error:
         remedy = "write train[200:], train[:200] or train[:10%]"
-        raise ConfigError("split", split, f"is not cut as a split can be ({error})", remedy) from None
+        raise ConfigError("split", split, f"is not a valid part of a split ({error})", remedy) from None
     return slice(part.from_, part.to)
 
 
-def _hub_table(address: Place, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False) -> Any:
+def _hub_table(
+    address: DatasetRef, split: str, accepted: which.Columns, name: str, remedy: str, known: bool = False
+) -> Any:
     """Return a split of a set on the Hub, or of a local folder of the same layout, as a `datasets.Dataset`.
 
     ``split`` may be cut, as in ``train[:500]``. ``known``: ``split`` is the data set's own name, and is not looked up.
@@ -341,7 +343,7 @@ def _hub_table(address: Place, split: str, accepted: which.Columns, name: str, r
         while isinstance(error.__cause__, Exception):
             error = error.__cause__
         message = f"{type(error).__name__}: {first_line(error)}"
-        reason = f"is not in a local folder, and {path} cannot be had from the Hub ({message})"
+        reason = f"is not in a local folder, and {path} cannot be loaded from the Hub ({message})"
         if local:
             reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
         raise ConfigError("dataset", name, reason, remedy) from None
@@ -442,20 +444,20 @@ def _column_types(rows: Stored, template: Template, dataset: str, warn: Warn) ->
         return [_prompt(row, template) if name == "prompt" else row["others"].get(name) for row in some]
 
     # Types by batches: only a column whose batches differ is needed as a whole.
-    found: dict[str, set[Any]] = {}
+    types_by_name: dict[str, set[Any]] = {}
     reasons: dict[str, str] = {}
     order: dict[str, None] = {}
     for batch in stored.batches(rows):
         names = dict.fromkeys(name for row in batch for name in row["others"])
         order |= names
         # The trainer's own columns begin with grpo_math_ (rewards/inputs.py).
-        taken = [name for name in names if name in which.MADE or name.startswith("grpo_math_")]
+        taken = [name for name in names if name in which.TRAINING_COLUMNS or name.startswith("grpo_math_")]
         reasons |= dict.fromkeys(taken, "training uses this name itself")
-        own = ["prompt"] if template.name == AS_IS else []
-        for name in [*(name for name in names if name not in taken), *own]:
-            found.setdefault(name, set()).add(_arrow_type(values(batch, name)))
+        of_rows = ["prompt"] if template.name == AS_IS else []
+        for name in [*(name for name in names if name not in taken), *of_rows]:
+            types_by_name.setdefault(name, set()).add(_arrow_type(values(batch, name)))
     types = {}
-    for name, kinds in found.items():
+    for name, kinds in types_by_name.items():
         kinds = kinds - {pyarrow.null()} or kinds
         try:
             types[name] = (

@@ -24,7 +24,7 @@ MAX_HELDOUT = 256  # at most this many problems of a file are held out, and at m
 
 
 @contextmanager
-def naming(fields: Mapping[str, str]) -> Iterator[None]:
+def renamed_error_fields(fields: Mapping[str, str]) -> Iterator[None]:
     """Replace the argument's name in an error by the recipe's field."""
     option = {"eval_columns": "--eval_columns", "heldout": "in heldout columns:"}.get(
         fields.get("columns", ""), "--columns"
@@ -41,7 +41,7 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
 
 
 class HeldOutSet(NamedTuple):
-    """Problems that are evaluated during training. None: as the authors of the set do."""
+    """Problems that are evaluated during training. ``samples`` and ``temperature``: None for the authors' protocol."""
 
     data: str
     split: str
@@ -55,10 +55,10 @@ class EvaluationPlan(NamedTuple):
 
     before_and_after: HeldOutSet | None
     during: list[HeldOutSet]
-    about: str | None  # a line about the problems that are evaluated by default; None if the recipe names them
+    line: str | None  # about the problems that are evaluated by default; None if the recipe names them
 
 
-OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values
+ENTRY_KEYS: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and the types of their values
     **dict.fromkeys(("data", "split"), (str,)),
     "columns": (str, dict),
     **dict.fromkeys(("n", "samples"), (int,)),
@@ -67,12 +67,12 @@ OF_SET: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, and 
 
 
 def evaluates(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run evaluates during training."""
+    """Return True if a run evaluates during training."""
     return bool(settings["heldout_every"] or settings["eval_on_start"] or settings["eval_strategy"] != "no")
 
 
 def evaluates_default_set(settings: Mapping[str, Any]) -> bool:
-    """Return whether a run evaluates during training on problems of ``eval_dataset``, because ``heldout`` is empty."""
+    """Return True if a run evaluates during training on problems of ``eval_dataset``, because ``heldout`` is empty."""
     return evaluates(settings) and not settings["heldout"]
 
 
@@ -80,31 +80,31 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of transformers that follow from a recipe's: when to evaluate, and what the best model is.
 
     >>> s = {"heldout_every": 5, "heldout": [{"data": "math500"}], "metric_for_best_model": None, "keep_best": True}
-    >>> stated = evaluation_settings({**s, "save_total_limit": None})
-    >>> stated["eval_strategy"], stated["eval_steps"], stated["metric_for_best_model"]
+    >>> derived = evaluation_settings({**s, "save_total_limit": None})
+    >>> derived["eval_strategy"], derived["eval_steps"], derived["metric_for_best_model"]
     ('steps', 5, 'eval_math500_accuracy')
     """
     # TRL requires the batches of its evaluation to consist of whole groups. Held-out sets use other batches.
-    stated: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
+    derived: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
     if s["heldout_every"]:
-        stated |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
+        derived |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
     # transformers' default is the loss, which held-out sets do not have.
     has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
-        stated["metric_for_best_model"] = first_accuracy(s)
+        derived["metric_for_best_model"] = first_accuracy(s)
     if s["keep_best"] and s["save_total_limit"] == 1:
         # With 1, transformers deletes all checkpoints but the best at the end of its loop, before the run has ended.
-        stated["save_total_limit"] = 2
-    return stated
+        derived["save_total_limit"] = 2
+    return derived
 
 
 def checked_entries(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return the entries of ``heldout``. Raises `ConfigError` for one that is not a set, and for a set named twice."""
     for entry in entries:
         # Not isinstance: true is an int in Python.
-        typed = all(type(entry[key]) in OF_SET.get(key, ()) for key in entry)
+        typed = all(type(entry[key]) in ENTRY_KEYS.get(key, ()) for key in entry)
         if "data" not in entry or not typed or entry.get("n", 1) < 1:
-            remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(OF_SET)}"
+            remedy = f"write {{data: math500, n: 100}}; the keys are {', '.join(ENTRY_KEYS)}"
             raise ConfigError("heldout", entry, "is not a set to evaluate", remedy)
     names = [entry["data"] for entry in entries]
     if len({*names}) < len(names):
@@ -142,20 +142,20 @@ class RecipeProblems:
         fields = {"split": "dataset_split", "limit": "dataset_limit"}
         split, limit = s["dataset_split"], s["dataset_limit"]
         rows = self._load(fields, s["dataset"], split, s["columns"], problem_table, limit=limit, seed=s["seed"])
-        stated = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        if stated or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
+        is_named = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
+        if is_named or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
             return rows, []
-        places = {*remembered(rows, "held_out", lambda: _held_out(rows))}
-        trained = [place for place in range(len(rows)) if place not in places]
-        held_out = self._some(rows, sorted(places))
-        return [rows[place] for place in trained] if isinstance(rows, list) else rows.select(trained), held_out
+        positions = {*remembered(rows, "held_out", lambda: _held_out(rows))}
+        trained = [position for position in range(len(rows)) if position not in positions]
+        held_out = self._select(rows, sorted(positions))
+        return [rows[position] for position in trained] if isinstance(rows, list) else rows.select(trained), held_out
 
-    def _some(self, rows: Any, places: Sequence[int]) -> list[Problem]:
-        """Return the problems at these places."""
+    def _select(self, rows: Any, positions: Sequence[int]) -> list[Problem]:
+        """Return the problems at these positions."""
         if isinstance(rows, list):
-            return [rows[place] for place in places]
-        problems = rows.select(places).to_list()
-        # A table fills a message with the keys of the others.
+            return [rows[position] for position in positions]
+        problems = rows.select(positions).to_list()
+        # A table adds to each message the keys of the others.
         return [{**row, "prompt": self.template.prompt(row["problem"], row["prompt"])} for row in problems]
 
     def _load(
@@ -168,7 +168,7 @@ class RecipeProblems:
         **options: Any,
     ) -> Any:
         """Load problems. An error names the recipe's field: ``fields`` has those with another name."""
-        with naming(fields):
+        with renamed_error_fields(fields):
             return load(
                 dataset,
                 split,
@@ -180,11 +180,11 @@ class RecipeProblems:
 
     def sample(self, most: int) -> list[Problem]:
         """Return at most ``most`` training problems, spread evenly over the data."""
-        return self._some(self.rows, range(0, len(self.rows), -(-len(self.rows) // most)))
+        return self._select(self.rows, range(0, len(self.rows), -(-len(self.rows) // most)))
 
     def first(self, n: int) -> list[Problem]:
         """Return the first ``n`` training problems."""
-        return self._some(self.rows, range(min(n, len(self.rows))))
+        return self._select(self.rows, range(min(n, len(self.rows))))
 
     def _to_evaluate(self, limit: int) -> HeldOutSet:
         """Load problems of the set that is evaluated before and after training: one greedy completion of each."""
@@ -211,29 +211,29 @@ class RecipeProblems:
                 f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
-        whole = None
+        compared = None
         try:
             if n:
-                whole = self._to_evaluate(n)
-                whole = whole._replace(rows=whole.rows[:n])
+                compared = self._to_evaluate(n)
+                compared = compared._replace(rows=compared.rows[:n])
         except UserError as error:
             if s["eval_n"] or evaluates_default_set(s):
                 raise
-            # The recipe does not ask for these problems, so the run does not need them.
-            lines.append(f"no verdict on the run: {error}; eval_dataset names other problems")
-        if whole and s["eval_n"] is None:
+            # The recipe does not name these problems, so the run does not need them.
+            lines.append(f"no evaluation before and after training: {error}; set eval_dataset to other problems")
+        if compared and s["eval_n"] is None:
             lines.append(
-                f"before and after training {len(whole.rows)} problems of {whole.data}, {whole.split}, "
-                f"are evaluated: {2 * len(whole.rows)} additional completions (eval_n: 0 turns it off)"
+                f"before and after training {len(compared.rows)} problems of {compared.data}, {compared.split}, "
+                f"are evaluated: {2 * len(compared.rows)} additional completions (eval_n: 0 turns it off)"
             )
-        elif whole and not held_out and len(whole.rows) < n:
-            reason = f"is more than the {len(whole.rows)} problems of {whole.data}, {whole.split}"
-            raise ConfigError("eval_n", n, reason, f"use {len(whole.rows)} or less, or --eval_n 0")
-        return EvaluationPlan(whole, self._during(whole), "; ".join(lines) or None)
+        elif compared and not held_out and len(compared.rows) < n:
+            reason = f"is more than the {len(compared.rows)} problems of {compared.data}, {compared.split}"
+            raise ConfigError("eval_n", n, reason, f"use {len(compared.rows)} or less, or --eval_n 0")
+        return EvaluationPlan(compared, self._during(compared), "; ".join(lines) or None)
 
-    def _during(self, whole: HeldOutSet | None) -> list[HeldOutSet]:
-        """Return the sets of the evaluations during training, without the problems of ``whole`` if others are left."""
-        s, taken = self.settings, {row["problem"] for row in whole.rows} if whole else set()
+    def _during(self, compared: HeldOutSet | None) -> list[HeldOutSet]:
+        """Return the sets of the evaluations during training, without problems of ``compared`` if others are left."""
+        s, taken = self.settings, {row["problem"] for row in compared.rows} if compared else set()
         entries = checked_entries(s["heldout"])
 
         def others(rows: list[Problem], n: int | None) -> list[Problem]:
@@ -241,12 +241,12 @@ class RecipeProblems:
 
         if evaluates_default_set(s):
             # A larger draw contains a smaller one, so that this many other problems are drawn.
-            default = self._to_evaluate(HELDOUT_N + (len(whole.rows) if whole else 0))
+            default = self._to_evaluate(HELDOUT_N + (len(compared.rows) if compared else 0))
             return [default._replace(rows=others(default.rows, HELDOUT_N))]
         sets = []
         for entry in entries if evaluates(s) else ():
             n, split = entry.get("n"), entry.get("split", "test")
-            more = len(whole.rows) if whole and (entry["data"], split) == (whole.data, whole.split) else 0
+            more = len(compared.rows) if compared and (entry["data"], split) == (compared.data, compared.split) else 0
             fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")
             rows = self._load(fields, entry["data"], split, entry.get("columns"), limit=n and n + more)
             sets.append(
@@ -257,13 +257,13 @@ class RecipeProblems:
     @cached_property
     def overlap(self) -> dict[str, Any] | None:
         """The overlap of the problems of before and after with the training problems; None without such problems."""
-        whole = self.evaluation.before_and_after
-        return self.overlaps({"": whole.rows})[""] if whole else None
+        compared = self.evaluation.before_and_after
+        return self.overlaps({"": compared.rows})[""] if compared else None
 
     def overlaps(self, sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[str, Any]]:
         """Return the overlap of each set with the training problems."""
-        compared = short_hash([[name, [row["problem"] for row in rows]] for name, rows in sets.items()])
-        return remembered(self.rows, f"overlap-{compared}", lambda: contamination.overlaps(sets, self.rows))
+        key = short_hash([[name, [row["problem"] for row in rows]] for name, rows in sets.items()])
+        return remembered(self.rows, f"overlap-{key}", lambda: contamination.overlaps(sets, self.rows))
 
     @cached_property
     def hashes(self) -> str:
@@ -272,7 +272,7 @@ class RecipeProblems:
 
 
 def _held_out(rows: Any) -> list[int]:
-    """Return the places of the problems of a file that are held out."""
+    """Return the positions of the problems of a file that are held out."""
 
     # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
     def hashes() -> Iterator[bytes]:
@@ -285,4 +285,4 @@ def _held_out(rows: Any) -> list[int]:
         different |= {*batch} if len(different) < 10 * MAX_HELDOUT else set()
         smallest = {*nsmallest(MAX_HELDOUT, smallest | {*batch})}
     chosen = {*nsmallest(len(different) // 10, smallest)}
-    return [place for place, digest in enumerate(hashes()) if digest in chosen]
+    return [position for position, digest in enumerate(hashes()) if digest in chosen]

@@ -20,7 +20,7 @@ from grpo_math.problems.columns import Columns, as_text, used
 
 SEEN = 50  # rows that are read for a guess
 SENTENCE = 10  # characters of a problem
-ASKS = re.compile(r".*[?？؟]", re.DOTALL)
+QUESTION = re.compile(r".*[?？؟]", re.DOTALL)
 
 Texts = Mapping[str, list[str]]  # column -> what its cells contain
 
@@ -61,7 +61,9 @@ def _guess(texts: Texts, columns: Columns) -> dict[str, str]:
     # The problem asks a question or is the longest text. A solution may be longer, and marks its answer.
     likely = [n for n in free if length[n] >= SENTENCE and all(gold_answer(text) == text for text in texts[n])]
     if problem is None and likely:
-        problem = guessed["problem"] = max(likely, key=lambda n: (_share(ASKS.fullmatch, texts[n]) > 0.5, length[n]))
+        problem = guessed["problem"] = max(
+            likely, key=lambda n: (_share(QUESTION.fullmatch, texts[n]) > 0.5, length[n])
+        )
     others = [name for name in free if name != problem]
     # The gold answer has digits, does not count the rows, differs from row to row, follows the problem, and is short.
     if answer is None and problem is not None and others:

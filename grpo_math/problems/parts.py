@@ -1,4 +1,4 @@
-r"""The parts of a problem that have columns of their own: a text before the question, and the options under it.
+r"""The parts of a problem that have separate columns: a text before the question, and the options under it.
 
 >>> rows = [{"problem": "What is 3 + 4?", "answer": "1", "written": 1, "options": labelled(["6", "7"])}]
 >>> row = with_options(rows[0], numbering(rows))
@@ -18,7 +18,7 @@ from itertools import product
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
-from grpo_math.problems.columns import spelt
+from grpo_math.problems.columns import normalized
 
 BEFORE = ("body", "passage", "context", "paragraph", "article", "story", "scenario", "premise", "background", "table")
 # Words in the names of columns that are a part of a problem.
@@ -44,7 +44,7 @@ INDICES = {str(number): number for number in range(len(ascii_uppercase) + 1)}
 
 def belongs(column: str) -> bool:
     """Return True if a column is a part of a problem by its name."""
-    name = spelt(column)
+    name = normalized(column)
     is_option = name in LISTS or WRONG.fullmatch(name) or any(name in names.values() for names in COLUMNS)
     return bool(is_option or PART & {*name.split("_")})
 
@@ -58,7 +58,7 @@ def unread(column: str, row: Mapping[str, Any]) -> bool:
     >>> [name for name in others if unread(name, {**row, "others": others})]
     ['nums', 'note']
     """
-    content, name = row["others"].get(column), spelt(column)
+    content, name = row["others"].get(column), normalized(column)
     text = str(content) if isinstance(content, str | list | Mapping) else ""
     new = {*WORD.findall(text)} - {*WORD.findall(row["problem"])}
     # A copy of the problem with its solution is not a part of it.
@@ -72,7 +72,7 @@ def unread(column: str, row: Mapping[str, Any]) -> bool:
 
 
 def with_text_before(row: Mapping[str, Any], question: str) -> str:
-    r"""Return a question with the text before it, if the row has that text in a column of its own.
+    r"""Return a question with the text before it, if the row has that text in a separate column.
 
     >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
@@ -96,12 +96,12 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     wrong = [row[name] for name in wrongs if row[name]]
     texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
     if len(texts) > 1:
-        # Sorted, because the place of the right one must not tell it.
+        # Sorted, so that the position of the right option does not reveal the option.
         return labelled(sorted(map(str, [gold, *texts])))
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
-    found = max(contents, key=len, default={})
+    longest = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.
-    return {} if "a" in row and "A" not in row and gold.upper() not in found else found
+    return {} if "a" in row and "A" not in row and gold.upper() not in longest else longest
 
 
 @lru_cache(maxsize=1000)
@@ -139,14 +139,14 @@ def labelled(content: Any) -> dict[str, Any]:
                 (item.get("label", letter), next(filter(None, map(item.get, TEXTS)), "")) for letter, item in numbered
             )
         else:
-            own = labelled("\n".join(map(str, items)))  # ["A) 21", "B) 30"]
-            pairs = own.items() or zip(ascii_uppercase, items, strict=False)
-    found = {
+            from_text = labelled("\n".join(map(str, items)))  # ["A) 21", "B) 30"]
+            pairs = from_text.items() or zip(ascii_uppercase, items, strict=False)
+    by_label = {
         str(label).strip().upper(): text.strip(" \n,;") if isinstance(text, str) else text
         for label, text in pairs
         if text not in (None, "")
     }
-    return found if len(found) > 1 and any(order.startswith("".join(found)) for order in ORDERS) else {}
+    return by_label if len(by_label) > 1 and any(order.startswith("".join(by_label)) for order in ORDERS) else {}
 
 
 class Numbering(NamedTuple):
@@ -166,7 +166,7 @@ def numbering(rows: Iterable[Mapping[str, Any]]) -> Numbering:
     for row in rows:
         if row["options"] and row["answer"] in INDICES:
             number = INDICES[row["answer"]]
-            # 2 is not "2" here.
+            # The number 2 does not equal the text "2" here.
             are_texts &= row["written"] in row["options"].values()
             from_one |= number == len(row["options"]) or "1" in [*row["options"]][:1]
             has_zero |= number == 0
@@ -179,16 +179,16 @@ def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
         return row
     texts, gold, problem = [*map(str, row["options"].values())], row["answer"], row["problem"]
     if gold in INDICES and not numbers.are_texts:
-        places = {str(number + numbers.start): number for number in range(len(texts))}
+        positions = {str(number + numbers.start): number for number in range(len(texts))}
     else:
-        places = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
+        positions = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
     label = LABEL.fullmatch(gold)
-    place = places.get(gold, places.get(label[1].upper()) if label else None)
+    position = positions.get(gold, positions.get(label[1].upper()) if label else None)
     lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]
     # A problem may contain its options already.
     if not all(_squeezed(line) in _squeezed(problem) for line in lines):
         problem = "\n".join([problem, *lines])
-    return {**row, "problem": problem, "answer": gold if place is None else ascii_uppercase[place]}
+    return {**row, "problem": problem, "answer": gold if position is None else ascii_uppercase[position]}
 
 
 def _squeezed(text: str) -> str:

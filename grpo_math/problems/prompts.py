@@ -129,7 +129,7 @@ def as_template(
             raise ConfigError(field, name, f"does not contain {PROBLEM}", f"write {PROBLEM} in the problem's place")
         require_choice(field, name, (*TEMPLATES, AS_IS))
     template = Template(name, system, "")
-    # Tried here, before any data is read: a function of the user may fail.
+    # Make a prompt here, before any data is read: a function of the user may fail.
     example = template.prompt("3 + 4?")
     answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
     require_choice("answer_format", answer_format, tuple(FORMATS))

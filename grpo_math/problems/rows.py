@@ -1,9 +1,9 @@
 r"""A raw row of a data set -> the checked id, problem and gold answer, and the other columns of the row.
 
->>> row = checked({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}, "my", columns.ACCEPTED)
+>>> row = parse_row({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}, "my", columns.ACCEPTED)
 >>> row["id"], row["problem"], row["answer"]
 ('my', 'What is 3 + 4?', '7')
->>> checked({"problem": "Why?", "answer": " "}, "my", columns.ACCEPTED)
+>>> parse_row({"problem": "Why?", "answer": " "}, "my", columns.ACCEPTED)
 Traceback (most recent call last):
 ...
 grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass --skip_bad_rows')
@@ -23,14 +23,14 @@ from grpo_math.grading.where import gold_answer
 from grpo_math.problems import columns, parts
 from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
-from grpo_math.problems.sources import OWN, SOURCES, Source
+from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, Source
 from grpo_math.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 
 HALF = re.compile(r"[\ud800-\udfff]")
 AS_TEXT = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=lambda _: None)
-MADE = {*columns.MADE}
+TRAINING_COLUMNS = {*columns.TRAINING_COLUMNS}
 LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 AROUND = [source.around for source in SOURCES.values() if any(source.around)]
 LARGEST = Fraction(10**300)  # near the largest float
@@ -44,11 +44,11 @@ class BadRow(Exception):
     """The field, the reason and the remedy of a `DataError`. `datasets.py` adds the file and the line."""
 
 
-def checked(
+def parse_row(
     raw: bytes | Mapping[str, Any],
     default_id: str,
     accepted: columns.Columns,
-    source: Source = OWN,
+    source: Source = DEFAULT_SOURCE,
     as_is: bool = False,
 ) -> Row:
     """Return {id, problem, answer, own_prompt, others, read, written, options}. Raises `BadRow`.
@@ -73,7 +73,7 @@ def checked(
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.
     is_prompt = problem is not prompt or problem_key == "prompt" or CHAT_TOKENS.search(problem)
-    # Copies of a set have other names.
+    # A copy of a set under another name has the same instructions around its problems.
     for before, after in AROUND:
         problem = problem.removeprefix(before).removesuffix(after)
     _check(bool(problem.strip()), problem_key, "is empty")
@@ -89,12 +89,12 @@ def checked(
         "own_prompt": prompt if is_prompt else None,
     }
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
-    asked = {part.partition(".")[0] for part in problem_key.split("+")} & MADE
-    left_out = {*row, *PARTS, *asked}
+    prompt_columns = {part.partition(".")[0] for part in problem_key.split("+")} & TRAINING_COLUMNS
+    left_out = {*row, *PARTS, *prompt_columns}
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
-    others = {name: fields[name] for name in fields if name not in left_out} if source is OWN else {}
+    others = {name: fields[name] for name in fields if name not in left_out} if source is DEFAULT_SOURCE else {}
     row["others"] = others | _parts(named, accepted, answer, source)
-    options = parts.options(named, answer) if source is OWN else {}
+    options = parts.options(named, answer) if source is DEFAULT_SOURCE else {}
     return {**row, "read": (problem_key, answer_key), "written": written, "options": options}
 
 
@@ -134,13 +134,13 @@ def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
     _check(not isinstance(answer, float) or abs(answer) < math.inf, key, "contains no gold answer")
     # strip() would also remove the form feed that a damaged "\\frac" begins with, so that nothing reports the damage.
     text = str(answer)
-    mended = repaired(text)
-    text = text.strip() if mended == text else text.rstrip().lstrip(" \n")
+    repaired_text = repaired(text)
+    text = text.strip() if repaired_text == text else text.rstrip().lstrip(" \n")
     _check(bool(text), key, "is empty")
-    of_problem = (gold for start, gold in source.golds.items() if problem.startswith(start))
+    of_problem = (gold for start, gold in source.gold_answers.items() if problem.startswith(start))
     gold = next(of_problem, None) or gold_answer(text)
-    if gold == mended.strip():
-        # Without a mark. Damaged text stays, so that the checks report it; prose does not end in an answer.
+    if gold == repaired_text.strip():
+        # The answer has no mark. Damaged text stays, so that the checks report it; prose does not end in an answer.
         is_prose = key.endswith("solution") and ("\n" in text or len(text) > LONGEST_GOLD)
         gold = "" if is_prose else text
     elif "####" in text and THOUSANDS.fullmatch(gold):
@@ -167,8 +167,8 @@ def _parts(named: Mapping[str, Any], accepted: columns.Columns, gold: str, sourc
 def _tolerance(named: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
     """Return the accepted distance from the gold answer, in a data set whose authors accept such answers."""
     number = value(gold)
-    stated = value(str(columns.first(named, "tolerance", accepted.get("tolerance", ()))[1]))
-    absolute = source.absolute if stated is None else float(min(abs(stated), LARGEST))
+    of_row = value(str(columns.first(named, "tolerance", accepted.get("tolerance", ()))[1]))
+    absolute = source.absolute if of_row is None else float(min(abs(of_row), LARGEST))
     return None if number is None else float(min(abs(number), LARGEST)) * source.relative + absolute
 
 

@@ -36,16 +36,17 @@ class Source(NamedTuple):
     absolute: float = 0.0  # accepted distance from the gold answer; the column `tolerance` overrides it
     relative: float = 0.0  # accepted distance as a share of the gold answer
     around: tuple[str, str] = ("", "")  # the instructions before and after each problem, which are removed
-    golds: Mapping[str, str] = NONE  # start of a problem with a wrong box in its solution -> its gold answer
+    gold_answers: Mapping[str, str] = NONE  # start of a problem with a wrong box in its solution -> its gold answer
     without: Mapping[str, str] = NONE  # a split -> the set whose problems are left out of it
 
 
-OWN = Source("", template="gsm8k")  # any data set that is not built in: a user's set, or another set on the Hub
+# Any data set that is not built in: a user's set, or another set on the Hub.
+DEFAULT_SOURCE = Source("", template="gsm8k")
 SOURCES = {name: Source(**entry) for name, entry in read_yaml(Path(__file__).with_name("sources.yaml")).items()}
 SUITES = {"math": ("gsm8k", "math500", "minerva", "olympiadbench", "amc2023", "aime2024", "aime2025")}
 
 
-class Place(NamedTuple):
+class DatasetRef(NamedTuple):
     """The parts of a data set's name. ``path`` is a name of `SOURCES`, an id on the Hub, or a path."""
 
     path: str
@@ -53,22 +54,23 @@ class Place(NamedTuple):
     revision: str | None = None
 
 
-def parse_place(dataset: str) -> Place:
+def parse_ref(dataset: str) -> DatasetRef:
     """Split ``path[:config][@revision]``. A path that exists is not split.
 
-    >>> parse_place("owner/name:main@1a2b"), parse_place("owner/name@v2")
-    (Place(path='owner/name', config='main', revision='1a2b'), Place(path='owner/name', config=None, revision='v2'))
+    >>> parse_ref("owner/name:main@1a2b"), parse_ref("owner/name@v2")
+    (DatasetRef(path='owner/name', config='main', revision='1a2b'), DatasetRef(path='owner/name', config=None, \
+revision='v2'))
     """
     match = NAME.fullmatch(dataset)
     # A file's name may contain ":" or "@".
     if match is None or home(dataset).exists():
-        return Place(dataset)
-    return Place(**match.groupdict())
+        return DatasetRef(dataset)
+    return DatasetRef(**match.groupdict())
 
 
 def source_name(dataset: str) -> str | None:
     """Return the name of the built-in set with this name or Hub id; None for other data sets."""
-    path = parse_place(dataset).path
+    path = parse_ref(dataset).path
     return next((name for name, source in SOURCES.items() if path in (name, source.hub)), None)
 
 
@@ -78,7 +80,7 @@ def hub_id(dataset: str) -> str | None:
     >>> hub_id("aime2025"), hub_id("owner/name:main"), hub_id("generated:sums"), hub_id("a/b.jsonl")
     ('math-ai/aime25', 'owner/name', None, None)
     """
-    path = parse_place(dataset).path
+    path = parse_ref(dataset).path
     if name := source_name(dataset):
         return SOURCES[name].hub
     return path if HUB_ID.fullmatch(path) and not is_table(path) and not home(path).is_dir() else None

@@ -45,14 +45,14 @@ RESULTS = {
 QUESTION = "A baker sells 12 loaves at 3 dollars each. How many dollars is that?"
 
 
-def trained_base(run: RunDir, stated: str | None = None, api: Any = None) -> dict[str, Any]:
-    """Return the model that was trained. ``stated`` is its name on the Hub, if the run names a folder.
+def trained_base(run: RunDir, base_model: str | None = None, api: Any = None) -> dict[str, Any]:
+    """Return the model that was trained. ``base_model`` is its name on the Hub, if the run names a folder.
 
     ``hub`` is its name on the Hub if it is known, ``folder`` the last part of its path, ``card_data`` its licence and
     its own base, from the metadata of its card, ``class`` what loads it as it was trained.
     """
     name = str(run.config.get("model_name_or_path") or "unknown")
-    hub, revision = stated or hub_name(name), str(run.config.get("model_revision") or "main")
+    hub, revision = base_model or hub_name(name), str(run.config.get("model_revision") or "main")
     card, data = home(name) / "README.md", None
     # The Hub's own answers (no such model, no access) are OSErrors: the card then has no licence.
     # A lost connection is not an OSError (httpx2). It ends the push, which needs the connection too.

@@ -35,20 +35,20 @@ def run(args: argparse.Namespace) -> Answer | int:
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 
-    asked = LoadedModels(args.target, args.only, args.template, args.max_completion_length)
+    models = LoadedModels(args.target, args.only, args.template, args.max_completion_length)
 
     def ask(question: str) -> Streams:
-        return asked.answers(question, args.temperature, args.seed)
+        return models.answers(question, args.temperature, args.seed)
 
     if args.json:
         texts = {name: "".join(pieces) for name, pieces in ask(args.question).items()}
-        known = {"question": args.question, "template": asked.template}
-        return Answer({**known, "answers": texts, "truncated": sorted(asked.truncated)}, "")
+        known = {"question": args.question, "template": models.template}
+        return Answer({**known, "answers": texts, "truncated": sorted(models.truncated)}, "")
     if args.question is not None:
-        print_answers(ask(args.question), asked.truncated)
+        print_answers(ask(args.question), models.truncated)
         return 0
-    print(f"template {asked.template}, at most {asked.max_new_tokens} tokens; {HELP}")
-    converse(lambda question: print_answers(ask(question), asked.truncated), asked.forget)
+    print(f"template {models.template}, at most {models.max_new_tokens} tokens; {HELP}")
+    converse(lambda question: print_answers(ask(question), models.truncated), models.forget)
     return 0
 
 

@@ -102,7 +102,7 @@ def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str |
 
 
 def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, Any]]:
-    """Evaluate what the options ask for, and return the results, and the figures of the probe by data set.
+    """Evaluate what the options ask for, and return the results, and the metrics of the probe by data set.
 
     Bad input is reported before torch is imported. Long because it reads the options once, in their order.
     """
@@ -139,13 +139,13 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
     measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
-    # Of each data set: the evaluation itself, the samples, memory and control.
+    # A side computes the problems of a data set twice, once and in samples for pass@k, and then memory and control.
     total = sum(2 * len(problems[name][0]) + sum(map(len, ends.values())) for name, ends in plans.items())
     bar = Bar(total=total * len(run.models), desc="evaluating", unit="problem") if plans else nullcontext(True)
     with bar as progress:
         for side, (model, adapter) in run.models.items():
             # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-            with Model(model, adapter, backend, request=run.request) as opened:
+            with Model(model, adapter, backend, request=run.request) as loaded:
                 for name, (rows, samples, temperature, overlap) in problems.items():
                     sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                     # The files of a run have the same names for each set, so that each set needs its own folder.
@@ -154,31 +154,31 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
                     extra = {"data": name, "split": args.split}
                     output = Output(run.folder.joinpath(*in_run), extra, overlap, progress)
                     how: dict[str, Any] = {"tools": box, "grade_timeout": run.grade_timeout}
-                    sides[side][name] = evaluate(opened, rows, sampling, output, run.request, **how)
+                    sides[side][name] = evaluate(loaded, rows, sampling, output, run.request, **how)
                     if args.probe:
-                        heat = temperature or meaning.TEMPERATURE
-                        drawn = replace(sampling, samples=args.probe_samples, temperature=heat)
-                        measured[name][side] = parts(opened, rows, plans[name], drawn, output, run.request, **how)
+                        above_zero = temperature or meaning.TEMPERATURE
+                        drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
+                        measured[name][side] = parts(loaded, rows, plans[name], drawn, output, run.request, **how)
     return sides, {name: write_probe(name, of_sides) for name, of_sides in measured.items()}
 
 
 def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the rows of the probe for memory: of these problems, and of problems that nobody can know."""
-    asked = meaning.beginnings(rows)
-    stated = load_problems(args.control, skip_bad_rows=True) if args.control else generated.stories(len(asked))
-    control = meaning.beginnings(stated)
-    if asked and not control:
+    memory = meaning.beginnings(rows)
+    unknown = load_problems(args.control, skip_bad_rows=True) if args.control else generated.stories(len(memory))
+    control = meaning.beginnings(unknown)
+    if memory and not control:
         raise ConfigError("control", args.control, "has no problem of 30 words or more", "name longer problems")
-    return {"memory": asked, "control": control[: len(asked)]}
+    return {"memory": memory, "control": control[: len(memory)]}
 
 
 def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequence[str]) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
-    asked, samples, temperature = suite.evaluation_protocol(name, run.template, args.samples, args.temperature)
+    template, samples, temperature = suite.evaluation_protocol(name, run.template, args.samples, args.temperature)
     rows = load_problems(
         name,
         args.split,
-        template=asked,
+        template=template,
         limit=args.n,
         seed=args.seed,
         columns=args.columns or from_run.recipe_columns(run, name),
@@ -187,7 +187,7 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequen
     if args.run and (n := from_run.trained_on(args.run, rows)):
         message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
-    prompts.refuse_without_call(str(asked), tools)
+    prompts.refuse_without_call(str(template), tools)
     overlap = contamination.against(rows, args.contamination) if args.contamination else None
     return rows, samples, temperature, overlap
 
@@ -212,13 +212,13 @@ def answer(sides: Sides, probes: Mapping[str, Any]) -> tuple[dict[str, Any], str
     table = suite.comparison_table(compared, before, after) if several else paired.terminal_table(_first(compared))
     for name, probe in probes.items():
         of_set = [name] if several else []
-        lines = [*of_set, *told(meaning.meaning(before[name], after[name], compared[name], probe)), *lines]
+        lines = [*of_set, *printed(meaning.meaning(before[name], after[name], compared[name], probe)), *lines]
         lines += [finding.line() for finding in probe_findings(probe)]
     more = {"probe": _first(probes)} if probes else {}
     return {**shown, "comparison": _first(compared), **more}, "\n".join([table, *lines])
 
 
-def told(lines: Sequence[meaning.Line]) -> list[str]:
+def printed(lines: Sequence[meaning.Line]) -> list[str]:
     """Return the lines of `meaning` for a terminal."""
     return [f"{line.title}: {line.text}" + (f" ({line.command})" if line.command else "") for line in lines]
 

@@ -7,27 +7,27 @@ from grpo_math.report import hub
 from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.page import print_notes, report
 from grpo_math.report.run_dir import RunDir, read_run
-from grpo_math.run.checkpoints import seal
+from grpo_math.run.checkpoints import write_manifest
 from grpo_math.run.files import replace_text
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def conclude(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
+def finish_run(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     """Report a run that is complete, and push it to the Hub."""
     run_dir = Path(str(config.output_dir))
     run = read_run(run_dir)
-    print_verdict(run, target)
+    print_result(run, target)
     kind = "adapter" if (target / "adapter_config.json").exists() else "model"
     replace_text(target / "README.md", model_card(run, run.name, trained_base(run), kind))
-    # Again, because the seal contains the size of each file and the card has changed.
-    seal(target)
+    # The manifest contains the size of each file, and the card has changed.
+    write_manifest(target)
     # Last: if the push fails, the run is complete on the disk.
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")
 
 
-def print_verdict(run: RunDir, target: Path) -> None:
+def print_result(run: RunDir, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
     files = report(run.directory)
     if run.comparison:

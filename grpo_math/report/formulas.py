@@ -70,7 +70,7 @@ class Formulas:
             number = None if is_text else self._number(match[kind], "block" if kind in BLOCKS else "inline")
             # The closing dollar of a rejected match may open a formula, so the search continues inside the match.
             start = match.start() + 1 if kind else match.end()
-            # Rejected ones count, because tables in tables would be converted with each of their beginnings.
+            # Rejected formulas count too: nested tables would be converted from each of their beginnings.
             count += not is_text
             if number is not None:
                 yield text[done : match.start()], None
@@ -108,12 +108,12 @@ def _restrict(element: ElementTree.Element) -> None:
     if namespace != NAMESPACE or tag not in ELEMENTS:
         raise ValueError(element.tag)
     boxed = tag == "menclose" and element.get("notation") == "box"
-    kept = {name: value for name, value in element.items() if name in ATTRIBUTES and VALUE.fullmatch(value)}
+    attributes = {name: value for name, value in element.items() if name in ATTRIBUTES and VALUE.fullmatch(value)}
     element.attrib.clear()
     # The new tag has no namespace: ElementTree would write <ns0:mrow>, which is not MathML to an HTML parser.
     # Chromium has no <menclose>: the box is drawn by page.css.
     element.tag = "mrow" if tag == "menclose" else tag
-    element.attrib.update({"class": "boxed"} if boxed else kept)
+    element.attrib.update({"class": "boxed"} if boxed else attributes)
 
 
 def _is_money(text: str) -> bool:

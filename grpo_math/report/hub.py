@@ -27,7 +27,7 @@ from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.weights import weights_in
 
-SECONDS = 120.0  # without a byte from the Hub, until the push is given up
+SECONDS = 120.0  # time without a byte from the Hub after which the push fails
 # transformers and training leave other files next to the weights: pickles, checksums, their own card.
 MODEL_FILES = [
     *("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json", "generation_config.json"),
@@ -170,9 +170,9 @@ def _set_time_limit() -> None:
 
     # The default client has no time limit: a dead connection would keep a finished run, and its GPUs, waiting.
     def client() -> Any:
-        made = default_client_factory()
-        made.timeout = SECONDS
-        return made
+        http = default_client_factory()
+        http.timeout = SECONDS
+        return http
 
     huggingface_hub.set_client_factory(client)
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

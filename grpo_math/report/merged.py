@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Answer:
     for name, path, kind in (("merge", args.merge, "folder"), ("gguf", args.gguf, "file")):
         if path and Path(path).exists():
             raise ConfigError(name, path, "exists", f"name a new {kind}")
-    # Before the merge, which takes minutes.
+    # A missing converter is reported before the merge, which takes minutes.
     converter = _converter(args.gguf) if args.gguf else ""
     with ExitStack() as stack:
         model = args.merge or base
@@ -79,7 +79,7 @@ def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str,
 
 
 def _converter(target: str) -> str:
-    """Return the path of llama.cpp's converter. Raises `ConfigError` if there is none."""
+    """Return the path of llama.cpp's converter. Raises `ConfigError` if the converter is missing."""
     path = os.environ.get("GGUF_CONVERTER") or shutil.which(CONVERTER)
     if not path or not Path(path).is_file():
         reason = f"needs {CONVERTER} of llama.cpp, which {'is not at ' + path if path else 'is not in PATH'}"
@@ -94,5 +94,5 @@ def _convert(converter: str, model: str, target: str) -> None:
     command = [sys.executable, converter, model, "--outfile", target, "--outtype", "bf16"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not Path(target).is_file():
-        last = (done.stderr.strip().splitlines() or ["it wrote nothing"])[-1][:300]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1][:300]
         raise UserError(f"{converter} failed: {last}: correct that, or export --merge, and run the converter yourself")

@@ -34,17 +34,17 @@ from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.system.streams import Answer
 
 CHANGES_SHOWN = 5
-NO_SETTINGS = ("command", "versions", "hardware", "stated")  # of config.yaml
+NO_SETTINGS = ("command", "versions", "hardware", "stated")  # entries of config.yaml that are not settings
 # These differ between any two runs, or are elsewhere on the page.
 UNCOMPARED_SETTINGS = (*NO_SETTINGS, "output_dir", "logging_dir", "run_name", "hub_model_id")
-LAUNCHED = ("num_processes", "distributed_type")  # these are chosen at the start, and no recipe states them
+LAUNCHED = ("num_processes", "distributed_type")  # the launcher chooses them, so they are in no recipe
 CURVES = {
     metrics.HELDOUT_ACCURACY: "Held-out accuracy",
     metrics.ACCURACY: "Accuracy of training completions",
     metrics.REWARD: "Reward",
     metrics.LENGTH_MEAN: "Completion length",
 }
-FIGURES = ("accuracy", "accuracy_in_format", "ci95", "n")  # of an evaluation
+METRICS_SHOWN = ("accuracy", "accuracy_in_format", "ci95", "n")  # of an evaluation, in the page on several runs
 
 
 class ReportFiles(NamedTuple):
@@ -147,12 +147,12 @@ def _date(run: RunDir) -> str:
 
 def _tables(run: RunDir) -> dict[str, dict[str, str]]:
     """Return the settings of the recipe, the remaining settings, and the versions."""
-    stated = dict(flat(run.config.get("stated") or {}))
+    explicit = dict(flat(run.config.get("stated") or {}))
     settings = dict(flat({name: value for name, value in run.config.items() if name not in NO_SETTINGS}))
-    defaults = {name: value for name, value in settings.items() if name not in stated}
+    defaults = {name: value for name, value in settings.items() if name not in explicit}
     return {
-        "Set by the recipe": stated,
-        "Defaults" if stated else "Settings": defaults,
+        "Set by the recipe": explicit,
+        "Defaults" if explicit else "Settings": defaults,
         "Versions": dict(flat(run.config.get("versions") or {})),
     }
 
@@ -163,7 +163,7 @@ def _tables(run: RunDir) -> dict[str, dict[str, str]]:
 def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = None) -> dict[str, Any]:
     """Write one page on several runs: ``output``, or comparison.html in the folder that contains all of them.
 
-    Return its path as ``html``, the figures of each run as in the table, the settings that differ, and the notes.
+    Return its path as ``html``, the metrics of each run as in the table, the settings that differ, and the notes.
     """
     if len(run_dirs) > len(COLOURS):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", f"give at most {len(COLOURS)}")
@@ -197,16 +197,16 @@ def _seeds(runs: Sequence[RunDir], settings: Mapping[str, Any]) -> dict[str, Any
     # Two runs of one seed are one run.
     if not settings.keys() <= {"seed", "data_seed"} or not len(seeds) == len(differences) == len(runs):
         return None
-    figures = over_seeds(differences)
+    result = over_seeds(differences)
     for run in runs:
         file = run.directory / "evaluation" / SEEDS_FILE
         file.parent.mkdir(exist_ok=True)
-        write_json(file, {"seeds": figures, "problems_hash": run.after and run.after.get("problems_hash")})
-    return figures
+        write_json(file, {"seeds": result, "problems_hash": run.after and run.after.get("problems_hash")})
+    return result
 
 
 def _row(run: RunDir, first: RunDir) -> dict[str, Any]:
-    """Return the figures of a run, with the difference of its model from the first run's on the same problems."""
+    """Return the metrics of a run, with the difference of its model from the first run's on the same problems."""
     against = None
     if run is not first and run.after and first.after:
         try:
@@ -220,8 +220,8 @@ def _row(run: RunDir, first: RunDir) -> dict[str, Any]:
         "step": state.step,
         "steps": state.total,
         "n": run.after["n"] if run.after else None,
-        "before": run.before and {name: run.before[name] for name in FIGURES},
-        "after": run.after and {name: run.after[name] for name in FIGURES},
+        "before": run.before and {name: run.before[name] for name in METRICS_SHOWN},
+        "after": run.after and {name: run.after[name] for name in METRICS_SHOWN},
         "difference": paired and {name: paired[name] for name in ("difference", "ci95")},
         "against_first": against and {"difference": against.difference, "ci95": [against.lo, against.hi]},
         "seconds": round(sum(spent(run).values()), 1),
@@ -231,14 +231,14 @@ def _row(run: RunDir, first: RunDir) -> dict[str, Any]:
 def differing(runs: Sequence[RunDir]) -> dict[str, list[str | None]]:
     """Return the settings that differ, each with its value in every run; None if a run lacks it.
 
-    A setting that no recipe states is left out: it is a default, or follows from the others.
+    A setting that is in no recipe is left out: its value is a default, or follows from the others.
 
     >>> configs = ({"seed": 1, "eval_steps": n, "stated": {"heldout_every": n}, "heldout_every": n} for n in (5, 10))
     >>> differing([RunDir(Path("x"), config=config) for config in configs])
     {'heldout_every': ['5', '10']}
     """
-    stated = {name for run in runs for name in run.config.get("stated", run.config)} | set(LAUNCHED)
-    names = stated - set(UNCOMPARED_SETTINGS)
+    explicit = {name for run in runs for name in run.config.get("stated", run.config)} | set(LAUNCHED)
+    names = explicit - set(UNCOMPARED_SETTINGS)
     tables = [dict(flat({k: v for k, v in run.config.items() if k in names})) for run in runs]
     values = {name: [table.get(name) for table in tables] for name in sorted(set().union(*tables))}
     return {name: each for name, each in values.items() if len(set(each)) > 1}

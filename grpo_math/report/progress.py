@@ -26,7 +26,8 @@ class Progress(NamedTuple):
 
     @property
     def words(self) -> str:
-        """
+        """Return the progress in words.
+
         >>> Progress(6, 60, 700.0).words, Progress(6, None, None).words
         ('step 6 of 60, about 12 min left', 'step 6')
         """
@@ -78,7 +79,8 @@ def total(run: RunDir, key: str) -> float:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Return seconds in words.
+
     >>> duration(41), duration(700), duration(5940), duration(6000), duration(200_000)
     ('41 s', '12 min', '99 min', '1 h 40 min', '55 h 33 min')
     """

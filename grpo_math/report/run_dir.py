@@ -23,7 +23,7 @@ from grpo_math.run.resume import run_config
 
 History = list[dict[str, float]]
 
-Pair = tuple[Results | None, Results | None]  # of the base and of the trained model
+Pair = tuple[Results | None, Results | None]  # results of the base and of the trained model
 
 MOST_COMPLETION_FILES = 250
 
@@ -39,8 +39,8 @@ class RunDir:
     after: Results | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sets: list[Pair] = field(default_factory=list)  # of each data set: before and after come first
-    probe: dict[str, Any] = field(default_factory=dict)  # figures of `evaluate --run --probe`, and of other seeds
+    sets: list[Pair] = field(default_factory=list)  # a pair for each data set; `before` and `after` come first
+    probe: dict[str, Any] = field(default_factory=dict)  # results of `evaluate --run --probe`, and of other seeds
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished
@@ -93,7 +93,7 @@ class RunDir:
 
 
 def probe_findings(probe: Mapping[str, Any]) -> list[Finding]:
-    """Return the finding of a probe that problems are known by heart, if it has one."""
+    """Return a list with the probe's finding that the model knows problems by heart, or an empty list."""
     memory = probe.get("memory") or {}
     return [Finding("warning", memory["finding"], memory["remedy"], "known_by_heart")] if memory.get("finding") else []
 
@@ -143,7 +143,7 @@ def _read_evaluations(run: RunDir) -> None:
     """Read the evaluations of training, and those that `grpo-math evaluate --run` made later, of any data sets."""
     folder = run.directory
     folders = {path.parent for name in ("base", "trained") for path in folder.glob(f"evaluation/**/{name}.json")}
-    own, *later = [
+    by_training, *later = [
         (_results(before), _results(after))
         for before, after in [
             (folder / "before.json", folder / "after.json"),
@@ -151,10 +151,10 @@ def _read_evaluations(run: RunDir) -> None:
         ]
     ]
     # A side that training did not write comes from a later evaluation of the same problems.
-    hashes = {side.get("problems_hash") for side in own if side}
+    hashes = {side.get("problems_hash") for side in by_training if side}
     same = [pair for pair in later if not hashes or hashes & {side.get("problems_hash") for side in pair if side}]
-    run.before, run.after = (side or (same[0][number] if same else None) for number, side in enumerate(own))
-    others = [pair for pair in later if any(own) or pair is not same[0]]
+    run.before, run.after = (side or (same[0][number] if same else None) for number, side in enumerate(by_training))
+    others = [pair for pair in later if any(by_training) or pair is not same[0]]
     run.sets = [(run.before, run.after), *others] if others else []
 
 
@@ -171,13 +171,15 @@ def set_rows(run: RunDir) -> list[dict[str, Any]]:
     """Return a row for each data set, if the run was evaluated on several."""
     rows = []
     for before, after in run.sets:
-        stated: Results = after or before or {}
+        results: Results = after or before or {}
         try:
             paired = _compared(before, after)
         except ResultsError as error:
-            run.notes.append(f"base and trained model on {stated['data']} are not compared: {error}")
+            run.notes.append(f"base and trained model on {results['data']} are not compared: {error}")
             paired = None
-        rows.append({"data": stated.get("data"), "n": stated["n"], "before": before, "after": after, "paired": paired})
+        rows.append(
+            {"data": results.get("data"), "n": results["n"], "before": before, "after": after, "paired": paired}
+        )
     return rows
 
 

@@ -12,7 +12,7 @@ from grpo_math.reading import near, read_table
 from grpo_math.report.run_dir import completion_files
 from grpo_math.system.streams import Answer
 
-KEPT = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
+COLUMNS = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,24 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Answer:
-    """Write each different completion that is worth learning once, as a row with prompt and completion."""
+    """Write each distinct completion that passes the filters, as a row with prompt and completion."""
     file, run_dir = Path(args.to), Path(args.run_dir)
     if file.exists():
         raise ConfigError("to", args.to, "exists", "name a new file")
     if not run_dir.is_dir():
         raise ConfigError("run_dir", args.run_dir, "is not a folder", near(run_dir) or "name the folder of a run")
     lines: dict[str, None] = {}  # a dict is a set that keeps the order
-    left_out, of_problem = Counter[str](), Counter[str]()
+    left_out, per_problem = Counter[str](), Counter[str]()
     for row in (row for path in completion_files(run_dir) for _, row in read_table(path)):
-        line, problem = (json.dumps({n: row[n] for n in names}, ensure_ascii=False) for names in (KEPT, KEPT[:1]))
-        reason = _unworthy(row, args) or "repeated" * (line in lines)
-        if not reason and not args.all and 0 < args.per_problem <= of_problem[problem]:
+        line, problem = (json.dumps({n: row[n] for n in names}, ensure_ascii=False) for names in (COLUMNS, COLUMNS[:1]))
+        reason = _rejection(row, args) or "repeated" * (line in lines)
+        if not reason and not args.all and 0 < args.per_problem <= per_problem[problem]:
             reason = f"more than {args.per_problem} of a problem"
         if reason:
             left_out[reason] += 1
         else:
             lines[line] = None
-            of_problem[problem] += 1
+            per_problem[problem] += 1
     counts = "; ".join(f"{count:,} {reason}" for reason, count in left_out.most_common())
     if not lines:
         reason = f"has no completions to select ({counts})" if counts else "has no completions"
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     return Answer({"file": args.to, "rows": len(lines), "left_out": dict(left_out)}, text)
 
 
-def _unworthy(row: dict[str, Any], args: argparse.Namespace) -> str:
+def _rejection(row: dict[str, Any], args: argparse.Namespace) -> str:
     """Return the reason to leave a completion out, or ""."""
     reward = row.get("reward")
     reasons = {
@@ -66,4 +66,4 @@ def _unworthy(row: dict[str, Any], args: argparse.Namespace) -> str:
         f"below the reward {args.min_reward}": args.min_reward is not None
         and not (reward is not None and reward >= args.min_reward),
     }
-    return next((reason for reason, found in reasons.items() if found), "")
+    return next((reason for reason, applies in reasons.items() if applies), "")

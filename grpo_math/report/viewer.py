@@ -115,7 +115,7 @@ def _training(rows: Sequence[Row]) -> dict[str, Any]:
         keys |= {"spread of rewards": pstdev(rewards), "mean reward": fmean(rewards)}
         title["rewards"] = f"{min(rewards):.3g} to {max(rewards):.3g}"
     notes = [completion["note"] for completion in completions]
-    whole = (
+    prompt_text = (
         ""
         if isinstance(prompt, str)
         else "\n\n".join(f"{m['role']}: {completion_text([m], m['role'])}" for m in prompt)
@@ -123,7 +123,7 @@ def _training(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "title": title,
         "question": completion_text(prompt, "user"),
-        "prompt": whole,
+        "prompt": prompt_text,
         "completions": completions,
         "fields": {"step": [str(first["step"])], "verdict": badges, "note": notes},
         "keys": keys,
@@ -190,7 +190,7 @@ def turn_pieces(completion: object) -> list[tuple[str, str]]:
 
 def _code(function: dict[str, Any]) -> str:
     """Return the program of a call of the tool python, or any other call as JSON."""
-    # A text, if the model did not write an object.
+    # The arguments are a text if the model did not write a JSON object.
     values = function["arguments"].values() if isinstance(function["arguments"], dict) else ()
     arguments = [value for value in values if value is not None]
     if function["name"] == "python" and len(arguments) == 1:

@@ -31,9 +31,9 @@ from grpo_math.rewards.inputs import (
     completion_grades,
     completion_lengths,
     completion_text,
-    formats_kept,
     grouped,
     in_formats,
+    in_requested_format,
     is_right,
     prompt_formats,
     read_gold_answers,
@@ -71,7 +71,7 @@ def _within_format(name: str, completions: Completions, columns: dict[str, Any])
     # Existing grades are of another format, so the answers are graded again.
     if any(f != name for f in prompt_formats(completions, columns)):
         columns = {**columns, "answer_format": name, GRADE: None}
-    grades, kept = completion_grades(name, completions, columns), formats_kept(completions, columns)
+    grades, kept = completion_grades(name, completions, columns), in_requested_format(completions, columns)
     return [
         is_right(g) if g.verdict is Verdict.BAD_GOLD or in_its_format else 0.0
         for g, in_its_format in zip(grades, kept, strict=True)
@@ -79,9 +79,9 @@ def _within_format(name: str, completions: Completions, columns: dict[str, Any])
 
 
 def proximity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """1 for a right answer; a wrong number p for the gold g gets ``0.5 * (1 - |p - g| / max(|p|, |g|))``, at least 0.
+    """Return 1 for a right answer, and for a wrong number p and the gold g ``0.5 * (1 - |p - g| / max(|p|, |g|))``.
 
-    So a near miss gets at most one half. A wrong answer that is not a number gets 0.
+    The least is 0, so a near miss gets at most one half. A wrong answer that is not a number gets 0.
 
     >>> proximity([""] * 3, ["#### 100", "#### 90", "#### -100"], answer=["100"] * 3)
     [1.0, 0.45, 0.0]
@@ -108,7 +108,7 @@ def _nearness(p: Fraction, q: Fraction) -> float:
 
 
 def number_match(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """3 for the right answer, 1 for another number, 0 for no number.
+    """Return 3 for the right answer, 1 for another number, 0 for no number.
 
     >>> number_match([""] * 3, ["#### 5", "#### 6", "#### lots"], answer=["5"] * 3)
     [3.0, 1.0, 0.0]
@@ -130,7 +130,7 @@ def make_shaped(
 
     def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
         limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-        grades, in_format = completion_grades("shaped", completions, columns), formats_kept(completions, columns)
+        grades, in_format = completion_grades("shaped", completions, columns), in_requested_format(completions, columns)
         return [
             None
             if (right := is_right(g)) is None
@@ -145,16 +145,16 @@ def make_shaped(
 
 
 def format_strict(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """1 if the whole completion keeps to the requested format, else 0.
+    """Return 1 if the whole completion keeps to the requested format, else 0.
 
     >>> format_strict(["", ""], ["so\\n#### 7", "#### 7 or\\n#### 8"], answer_format=["gsm8k", "gsm8k"])
     [1.0, 0.0]
     """
-    return [float(kept) for kept in formats_kept(completions, columns)]
+    return [float(kept) for kept in in_requested_format(completions, columns)]
 
 
 def format_soft(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """1 if all tags of the format occur in order, with any text around them, else 0.
+    """Return 1 if all tags of the format occur in order, with any text around them, else 0.
 
     >>> format_soft([""], ["Well: <reasoning>1</reasoning> ok <answer>7</answer>."], answer_format=["xml"])
     [1.0]
@@ -168,7 +168,7 @@ def format_soft(prompts: Prompts, completions: Completions, **columns: Any) -> R
 
 
 def xml_count(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """Partial credit: 1/n for each of the format's n tags that occurs exactly once, minus 0.001 per trailing character.
+    """Return 1/n for each of the format's n tags that occurs exactly once, minus 0.001 per trailing character.
 
     Never below 0.
 
@@ -186,13 +186,13 @@ def xml_count(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
 
 
 def integer_only(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """1 if the answer is an integer, right or wrong, else 0.
+    """Return 1 if the answer is an integer, right or wrong, else 0.
 
     >>> integer_only(["", ""], ["#### 1,200", "#### 7.5"], answer=["1", "1"])
     [1.0, 0.0]
     """
-    numbers_ = [value(g.answer or "") for g in completion_grades("integer_only", completions, columns)]
-    return [float(number is not None and number.denominator == 1) for number in numbers_]
+    answers = [value(g.answer or "") for g in completion_grades("integer_only", completions, columns)]
+    return [float(number is not None and number.denominator == 1) for number in answers]
 
 
 def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Reward:
@@ -259,9 +259,9 @@ def brevity(prompts: Prompts, completions: Completions, **columns: Any) -> Rewar
     [-0.3333333333333333, -1.0, -1.3333333333333333]
     """
     grades = completion_grades("brevity", completions, columns)
-    own = list(zip(completion_lengths(completions, columns), map(is_right, grades), strict=True))
-    groups = columns.get(GROUPS) or grouped(map(str, prompts), own)
-    return [_relative_brevity(*one, group) for one, group in zip(own, groups, strict=True)]
+    sizes = list(zip(completion_lengths(completions, columns), map(is_right, grades), strict=True))
+    groups = columns.get(GROUPS) or grouped(map(str, prompts), sizes)
+    return [_relative_brevity(*one, group) for one, group in zip(sizes, groups, strict=True)]
 
 
 def _relative_brevity(n: int, right: float | None, group: Sequence[Sized]) -> float | None:

@@ -18,7 +18,7 @@ from typing import Any
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.inputs import RESERVED, Completions, Prompts, Reward, Rewards
 from grpo_math.system.signals import Stopped
-from grpo_math.user_functions import said_by
+from grpo_math.user_functions import format_exception
 
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
@@ -68,7 +68,7 @@ def columns_for(reward: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in ours.items() if name in needs}, **theirs}
 
 
-def checked(
+def guarded(
     reward: Any, added: Mapping[str, Any] = MappingProxyType({}), errors: list[UserError] | None = None
 ) -> Reward:
     """Wrap a reward function: if it fails, one clear `RewardError` names it, and no zero is invented.
@@ -77,7 +77,7 @@ def checked(
     list instead of raised, because all ranks have to end together.
 
     >>> def broken(prompts, completions, **columns): return [float("inf")]
-    >>> checked(broken)([""], [""])
+    >>> guarded(broken)([""], [""])
     Traceback (most recent call last):
     ...
     grpo_math.errors.RewardError: reward function broken returned inf for row 0: return a finite number or None
@@ -102,8 +102,8 @@ def checked(
     # TRL awaits an object with ``async __call__`` too.
     inner: Any = reward.func if isinstance(reward, functools.partial) else reward
     is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(inner.__call__)
-    guarded: Any = later if is_async else now
-    return guarded
+    wrapped: Any = later if is_async else now
+    return wrapped
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def _watched(name: str) -> Iterator[None]:
 
 def _raised(name: str, error: BaseException) -> RewardError:
     consequence = "training stops instead of assuming a reward of 0"
-    failure = RewardError(f"reward function {name} raised {said_by(error)} at {_line(error)}: {consequence}")
+    failure = RewardError(f"reward function {name} raised {format_exception(error)} at {_line(error)}: {consequence}")
     failure.__cause__ = error
     return failure
 

@@ -84,7 +84,9 @@ def read_gold_answers(name: str, columns: dict[str, Any]) -> list[str]:
     """
     available = {column: values for column in GOLD_COLUMNS if (values := columns.get(column)) is not None}
     if not available:
-        raise RewardError(f"reward function {name} needs the column {GOLDS}: every row of the data must hold its gold")
+        raise RewardError(
+            f"reward function {name} needs the column {GOLDS}: every row of the data must contain its gold answer"
+        )
     return [
         read_gold_answer(dict(zip(available, row, strict=True))) or "" for row in zip(*available.values(), strict=True)
     ]
@@ -120,17 +122,17 @@ def in_formats(completions: Completions, columns: dict[str, Any]) -> list[tuple[
     ]
 
 
-def formats_kept(completions: Completions, columns: dict[str, Any]) -> list[bool]:
+def in_requested_format(completions: Completions, columns: dict[str, Any]) -> list[bool]:
     """Return True for each completion that keeps to its format. The gold answer counts, if the columns have it.
 
     >>> columns = {"answer_format": "gsm8k", "answer": ["50"]}
-    >>> formats_kept(["#### 50"], columns), formats_kept(["#### 48/2 + 26"], columns)
+    >>> in_requested_format(["#### 50"], columns), in_requested_format(["#### 48/2 + 26"], columns)
     ([True], [False])
     """
     known = any(columns.get(name) is not None for name in GOLD_COLUMNS)
-    golds = read_gold_answers("", columns) if known else [""] * len(completions)
+    gold_answers = read_gold_answers("", columns) if known else [""] * len(completions)
     texts = in_formats(completions, columns)
-    return [in_format_for(gold_answer(gold), text, f) for gold, (text, f) in zip(golds, texts, strict=True)]
+    return [in_format_for(gold_answer(gold), text, f) for gold, (text, f) in zip(gold_answers, texts, strict=True)]
 
 
 def completion_lengths(completions: Completions, columns: dict[str, Any]) -> list[int]:

@@ -16,7 +16,7 @@ class Bar(tqdm):
     """tqdm's bar. If standard error is not a terminal: a line every minute, and a last one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # Not 0, so that a bar that is done within a minute is one line of a log.
+        # Not 0: a bar that is done within a minute is one line of a log.
         self.printed = time.monotonic()
         self.printed_n: float | None = None
         super().__init__(*args, **kwargs)
@@ -42,7 +42,7 @@ class Bar(tqdm):
 def transformers_bars(most: int) -> Iterator[None]:
     """Draw at most ``most`` bars of transformers, as `Bar`.
 
-    transformers draws one for each model of each process, and twice without a terminal.
+    transformers draws a bar for each model of each process, and draws it twice without a terminal.
     """
     from transformers.utils.logging import is_progress_bar_enabled, set_tqdm_hook
 
@@ -51,7 +51,7 @@ def transformers_bars(most: int) -> Iterator[None]:
     def bar(factory: Any, args: Any, kwargs: Any) -> Any:
         return Bar(*args, **{**kwargs, "disable": next(drawn) >= most or not is_progress_bar_enabled()})
 
-    # transformers' own way to change its bars; there is no setting for this one.
+    # transformers has a hook for its bars, and no setting that limits their number.
     before = set_tqdm_hook(bar)
     try:
         yield

@@ -28,13 +28,13 @@ UNFINISHED = ".{}.unfinished"
 
 @contextmanager
 def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
-    """Fill a folder, and seal it when all of it is on the disk. All ranks call this.
+    """Fill a folder, and write its manifest when all of its files are on the disk. All ranks call this.
 
     If anything is raised, or the process is killed, the folder is unfinished, nothing reads it, and the next run in
     ``folder.parent`` deletes it.
     """
-    # Only the main process writes the token, seals and deletes. On a network file system another machine may see an
-    # old state of the folder, so it would seal or delete files that no longer exist.
+    # Only the main process writes the token and the manifest, and deletes. On a network file system another machine
+    # may see an old state of the folder, so it would list or delete files that no longer exist.
     if accelerator.is_main_process:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # The token comes first: if the power fails at any later moment, the folder is unfinished.
@@ -51,14 +51,14 @@ def sealed(folder: Path, accelerator: Any) -> Iterator[None]:
     # The list is made when every rank has written its files.
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
-        seal(folder)
+        write_manifest(folder)
         _token(folder).unlink()
         flush(folder.parent)
     accelerator.wait_for_everyone()
 
 
-def seal(folder: Path) -> None:
-    """Write the sizes of all files of a folder, and wait until the disk has the files."""
+def write_manifest(folder: Path) -> None:
+    """Write `FILES`, the sizes of all files of a folder, and wait until the disk has the files."""
     sizes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / FILES:
@@ -93,7 +93,7 @@ def damage(folder: Path) -> str | None:
     >>> _ = (folder / "state_0.pt").write_text("3")
     >>> damage(folder)
     'files.json cannot be read'
-    >>> seal(folder), damage(folder)
+    >>> write_manifest(folder), damage(folder)
     (None, None)
     >>> _ = (folder / "state_0.pt").write_text("")
     >>> damage(folder)
@@ -138,14 +138,14 @@ def how_to_resume(run_dir: Path, command: str = "the same command") -> str:
     'the same command starts over'
     >>> (run_dir / "checkpoint-9").mkdir()
     >>> _ = (run_dir / "checkpoint-9/state_0.pt").write_text("3")
-    >>> seal(run_dir / "checkpoint-9")
+    >>> write_manifest(run_dir / "checkpoint-9")
     >>> how_to_resume(run_dir)
     'the same command continues from checkpoint-9'
 
     With ``save_only_model`` a checkpoint cannot be resumed:
 
     >>> (run_dir / "checkpoint-9/state_0.pt").unlink()
-    >>> seal(run_dir / "checkpoint-9")
+    >>> write_manifest(run_dir / "checkpoint-9")
     >>> how_to_resume(run_dir).partition("cannot be resumed")[2]
     ' (it contains only weights (save_only_model)); no complete one is left: name a new output_dir'
     """

@@ -18,7 +18,7 @@ EARLIER = "earlier"
 STEP, RESULTS = '"step": ', '"problems_hash": '
 REPORT = {"report.html": " · grpo_math report</title>", "plots/*.png": "Software\0grpo_math"}
 # Results of the last weights, as patterns -> a text that each file contains.
-OF_LAST_WEIGHTS = {"after.json": RESULTS, "evaluation/**/trained.*": RESULTS, **REPORT}
+LAST_RESULTS = {"after.json": RESULTS, "evaluation/**/trained.*": RESULTS, **REPORT}
 # Files that training writes in any folder: files of the user under these names have to make way.
 TRAINING = {
     "config.yaml": "\nnum_processes: ",
@@ -30,7 +30,7 @@ TRAINING = {
 }
 # All files of a run except its checkpoints. The mark of a folder is a file in it.
 MARKS = {
-    **OF_LAST_WEIGHTS,
+    **LAST_RESULTS,
     **TRAINING,
     "before.json": RESULTS,
     "evaluation*/**/*.json*": RESULTS,
@@ -39,7 +39,7 @@ MARKS = {
 }
 
 
-def files_of_run(run_dir: Path, patterns: Collection[str] = MARKS.keys()) -> list[Path]:
+def run_files(run_dir: Path, patterns: Collection[str] = MARKS.keys()) -> list[Path]:
     """Return the files and folders that a run has written."""
     return [path for pattern in patterns for path in run_dir.glob(pattern) if is_marked(path, MARKS[pattern])]
 
@@ -78,7 +78,7 @@ def archive(run_dir: Path, paths: Iterable[Path], folder: Path | None = None) ->
 def archive_results(run_dir: Path, is_new: bool) -> None:
     """Archive the results of earlier weights before a recipe trains. ``is_new``: the run starts again at step 0."""
     (run_dir / FINISHED).unlink(missing_ok=True)
-    archive(run_dir, files_of_run(run_dir, MARKS if is_new else OF_LAST_WEIGHTS))
+    archive(run_dir, run_files(run_dir, MARKS if is_new else LAST_RESULTS))
 
 
 def archive_later_checkpoints(run_dir: Path, step: int) -> None:

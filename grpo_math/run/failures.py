@@ -42,7 +42,7 @@ def failure(error: BaseException, run_dir: Path, command: str = "the same comman
     'a file in /no/run could not be written (No space left on device (os error 28); ... GB free); the same command ...'
     >>> failure(FileNotFoundError(2, "No such file", "my.json"), Path("runs/x"))
     """
-    if written := no_room(error) or next((one for one in chain(error) if _names_file_of_run(one, run_dir)), None):
+    if written := no_room(error) or next((one for one in chain(error) if _names_run_file(one, run_dir)), None):
         free = shutil.disk_usage(existing(run_dir)).free / GB
         # An error of torch does not name its file, so name the folder that is being written.
         name = next(iter(unfinished_names(run_dir)), "a file")
@@ -56,7 +56,7 @@ def failure(error: BaseException, run_dir: Path, command: str = "the same comman
     return None
 
 
-def _names_file_of_run(error: BaseException, run_dir: Path) -> bool:
+def _names_run_file(error: BaseException, run_dir: Path) -> bool:
     if not isinstance(error, OSError) or not error.filename:
         return False
     return Path(os.path.abspath(os.fsdecode(error.filename))).is_relative_to(run_dir.absolute())

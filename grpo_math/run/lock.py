@@ -19,22 +19,22 @@ from grpo_math.errors import ConfigError
 from grpo_math.run.files import writing
 
 NAME = ".lock"
-_held: dict[Path, IO[str]] = {}
+_locks: dict[Path, IO[str]] = {}
 
 
-def hold(run_dir: Path) -> None:
+def acquire(run_dir: Path) -> None:
     """Lock the folder for this process. Raises `ConfigError` if another process has it.
 
     Warn about a file system without locks.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> hold(folder), hold(folder), owner(folder)  # the lock is this process's own
+    >>> acquire(folder), acquire(folder), owner(folder)  # the lock is this process's own
     (None, None, None)
     """
     folder = run_dir.absolute()
     # flock belongs to an open file. A second open file of this process would find the folder locked.
-    if folder in _held:
+    if folder in _locks:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     # Not mode w, which would erase the owner's name before this process has the lock.
@@ -44,29 +44,29 @@ def hold(run_dir: Path) -> None:
             # A report that calls `owner` holds the lock for a moment, and is not a run.
             refuse_used(run_dir)
     except OSError as error:
-        warning = f"{run_dir} cannot be locked ({error.strerror}): see that no other run writes to it"
+        warning = f"{run_dir} cannot be locked ({error.strerror}): check that no other run writes to it"
         print(f"warning: {warning}", file=sys.stderr)
     with writing(run_dir / NAME):
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
         file.flush()
-    _held[folder] = file
+    _locks[folder] = file
 
 
 def release(run_dir: Path) -> None:
     """Unlock the folder, if this process has the lock."""
-    if file := _held.pop(run_dir.absolute(), None):
+    if file := _locks.pop(run_dir.absolute(), None):
         file.close()
 
 
-def _let_go() -> None:
+def _close_in_child() -> None:
     """Close the locks in a forked child, which may outlive the run: they belong to the parent."""
-    for file in _held.values():
+    for file in _locks.values():
         file.close()
-    _held.clear()
+    _locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def refuse_used(run_dir: Path) -> None:
@@ -78,7 +78,7 @@ def refuse_used(run_dir: Path) -> None:
 
 def owner(run_dir: Path) -> str | None:
     """Return the process whose run is under way there; None if no run is, or if the run is this process's."""
-    if run_dir.absolute() not in _held:
+    if run_dir.absolute() not in _locks:
         with suppress(OSError), open(run_dir / NAME, encoding="utf-8") as file:
             # A shared lock, so that two readers at the same time do not take each other for the run.
             if not _locked(file, fcntl.LOCK_SH):

@@ -54,8 +54,8 @@ class History(TrainerCallback):
         if state.is_world_process_zero and self.path.exists():
             lines = map(numbers, read_lines(self.path))
             last = self.earlier_steps + state.global_step
-            kept = [line for line in lines if line and line[metrics.STEP] <= last]
-            files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            earlier = [line for line in lines if line and line[metrics.STEP] <= last]
+            files.replace_text(self.path, "".join(json.dumps(line) + "\n" for line in earlier))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         evaluated = any(name.startswith(metrics.EVAL_PREFIX) for name in logs or ())
@@ -92,11 +92,11 @@ class Watchdog(TrainerCallback):
         if self.minutes:
             # A thread of Python, which holds the lock while it reads the stacks. faulthandler's own timer does not: it
             # would crash a process that is only slow, for example in a long evaluation.
-            self.timer = Timer(60 * self.minutes, self._tell)
+            self.timer = Timer(60 * self.minutes, self._print_stacks)
             self.timer.daemon = True
             self.timer.start()
 
-    def _tell(self) -> None:
+    def _print_stacks(self) -> None:
         # Not sys.stderr: faulthandler needs a file descriptor, and sys.stderr may be replaced.
         os.write(2, f"warning: no step has ended for {self.minutes:g} minutes; where each thread is:\n".encode())
         faulthandler.dump_traceback(file=2)
@@ -111,12 +111,12 @@ class Watchdog(TrainerCallback):
         self.timer.cancel()
 
 
-class Shortened(TrainerCallback):
+class TrimLogHistory(TrainerCallback):
     """Keep the last `MAX_LOG_LINES` lines of the trainer's log. transformers keeps all, in memory and checkpoints.
 
     >>> from transformers import TrainerState
     >>> state = TrainerState(log_history=list(range(MAX_LOG_LINES + 5)))
-    >>> Shortened().on_step_end(None, state, None)
+    >>> TrimLogHistory().on_step_end(None, state, None)
     >>> len(state.log_history), state.log_history[0]
     (1000, 5)
     """

@@ -28,7 +28,7 @@ REWARD_MIN = "reward_min"
 REWARD_MAX = "reward_max"
 ACCURACY = "accuracy"
 ACCURACY_IN_FORMAT = "accuracy_in_format"
-FORMAT_KEPT = "format_kept"
+FORMAT_RATE = "format_kept"
 HELDOUT_ACCURACY = "heldout/accuracy"
 HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
@@ -42,7 +42,7 @@ ALL_WRONG = "degenerate/all_wrong"
 FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
 PROMPTS_KEPT = "resample/kept"
-PROMPTS_THROWN_AWAY = "resample/thrown_away"
+PROMPTS_DISCARDED = "resample/thrown_away"
 KL = "kl"
 RATIO = "ratio"
 APPROX_KL = "approx_kl"
@@ -113,7 +113,7 @@ METRICS: dict[str, Metric] = {
     ACCURACY_IN_FORMAT: Metric(
         "share", "completions that are correct and in the format that the prompt asks for", "graded"
     ),
-    FORMAT_KEPT: Metric("share", "completions in the format that their rows name, correct or wrong", "graded"),
+    FORMAT_RATE: Metric("share", "completions in the format that their rows name, correct or wrong", "graded"),
     HELDOUT_ACCURACY: Metric("share", "held-out problems answered correctly, in any form; greedy", "heldout"),
     HELDOUT_IN_FORMAT: Metric("share", "held-out problems answered correctly and in the format; greedy", "heldout"),
     HELDOUT_N: Metric("problems", "number of these held-out problems", "heldout"),
@@ -123,8 +123,10 @@ METRICS: dict[str, Metric] = {
     ALL_RIGHT: Metric("share", "groups whose verdicts are all correct", "graded"),
     ALL_WRONG: Metric("share", "groups with no correct verdict", "graded"),
     PROMPTS_DRAWN: Metric("prompts", "prompts for which the step sampled completions", "resample"),
-    PROMPTS_KEPT: Metric("prompts", "of which the step trains on: they have correct and wrong completions", "resample"),
-    PROMPTS_THROWN_AWAY: Metric("prompts", "of which the step does not train on", "resample"),
+    PROMPTS_KEPT: Metric(
+        "prompts", "sampled prompts that the step trains on: they have correct and wrong completions", "resample"
+    ),
+    PROMPTS_DISCARDED: Metric("prompts", "prompts that were sampled and discarded", "resample"),
     KL: Metric(
         "nats", "KL to the reference per token, as kl_estimator gives it, times the ratio if that corrects it", "kl"
     ),
@@ -166,20 +168,18 @@ METRICS: dict[str, Metric] = {
     OVERFLOWED: Metric("share", "steps that were skipped because this factor was too large: it halves", "float16"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
     SECONDS_STEP: Metric("seconds", "wall time of the step: the sum of the phases below"),
-    SECONDS_GENERATE: Metric("seconds", "of which generation; 0 in a step that reuses a rollout"),
-    SECONDS_SYNC: Metric("seconds", "of which sending the weights to vLLM", "vllm"),
-    SYNC_SHARE: Metric("share", "of the step's wall time, the part that sends weights", "vllm"),
+    SECONDS_GENERATE: Metric("seconds", "generation; 0 in a step that reuses a rollout"),
+    SECONDS_SYNC: Metric("seconds", "sending the weights to vLLM", "vllm"),
+    SYNC_SHARE: Metric("share", "part of the step's wall time that sends weights", "vllm"),
     STALENESS: Metric(
         "steps", "optimizer steps between the weights that sampled the rollout and those that are trained", "ahead"
     ),
     SECONDS_SAMPLING: Metric("seconds", "for the servers to sample the batch, from request to answer", "ahead"),
     SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for; in no phase", "ahead"),
-    SECONDS_GRADE: Metric("seconds", "of which grading and rewards"),
-    SECONDS_SCORE: Metric("seconds", "of which the rollout's old and reference log-probs, padding and advantages"),
-    SECONDS_TEACHER: Metric("seconds", "of which the log-probs of a teacher on a server", "teacher"),
-    SECONDS_UPDATE: Metric(
-        "seconds", "of which forward and backward; includes the optimizer only if DeepSpeed runs it"
-    ),
+    SECONDS_GRADE: Metric("seconds", "grading and rewards"),
+    SECONDS_SCORE: Metric("seconds", "the rollout's old and reference log-probs, padding and advantages"),
+    SECONDS_TEACHER: Metric("seconds", "the log-probs of a teacher on a server", "teacher"),
+    SECONDS_UPDATE: Metric("seconds", "forward and backward; includes the optimizer only if DeepSpeed runs it"),
     TOKENS_PER_SECOND: Metric(
         "tokens/s", "prompt and completion tokens trained on by all processes, per second of wall time"
     ),

@@ -1,4 +1,4 @@
-"""Where a run begins, and whether a resumed run is the same run: its settings and its problems.
+"""Decide where a run begins, and check that a resumed run is the same run: its settings and its problems.
 
 Does not notice a change in the code of a reward function or in what a Hub id resolves to.
 """
@@ -21,7 +21,7 @@ AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Start(NamedTuple):
-    """Where a run begins. `where_to_start` decides it, for `grpo-math train` and for doctor."""
+    """The start of a run, as `where_to_start` decides it for `grpo-math train` and for doctor."""
 
     named: Path | None  # the checkpoint that ``resume_from_checkpoint`` names, if the run begins there
     run_dir: Path  # the folder of the run that is continued
@@ -55,11 +55,11 @@ def where_to_start(run_dir: Path, requested: Any) -> Start:
     if named is None:
         return Start(None, run_dir, config)
     # Not named.resolve(): a checkpoint may be a link to another disk.
-    own = named.parent.resolve() == run_dir.resolve()
+    is_here = named.parent.resolve() == run_dir.resolve()
     started_there = ((config or {}).get("stated") or {}).get("resume_from_checkpoint") == str(requested)
-    if checkpoints(run_dir) and (not own or started_there):
+    if checkpoints(run_dir) and (not is_here or started_there):
         return Start(None, run_dir, config)
-    if config is not None and not own and not started_there:
+    if config is not None and not is_here and not started_there:
         raise ConfigError("output_dir", str(run_dir), "contains another run", "name a new folder")
     return Start(named, named.parent, run_config(named.parent))
 
@@ -74,13 +74,13 @@ def checkpoint_of_script(run_dir: Path, requested: Any) -> Any:
     return str(finished[0][1]) if requested is True and finished else requested
 
 
-def explicit_settings(settings: Mapping[str, Any], given: set[str]) -> dict[str, Any]:
-    """Return the settings that the recipe and the command line state, as config.yaml keeps them.
+def explicit_settings(settings: Mapping[str, Any], explicit: set[str]) -> dict[str, Any]:
+    """Return the settings in the recipe and on the command line, as config.yaml keeps them.
 
     >>> explicit_settings({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
     {'seed': 1}
     """
-    return json.loads(json.dumps(without_secrets({name: settings[name] for name in sorted(given)}), default=str))
+    return json.loads(json.dumps(without_secrets({name: settings[name] for name in sorted(explicit)}), default=str))
 
 
 def run_config(run_dir: Path) -> dict[str, Any] | None:
@@ -91,9 +91,9 @@ def run_config(run_dir: Path) -> dict[str, Any] | None:
     return {} if (run_dir / "history.jsonl").exists() or checkpoints(run_dir) else None
 
 
-def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[str], fields: Any) -> list[str]:
-    """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not stated has
-    its default. ``fields``: those of a recipe (settings/fields.py) by name, with what a resumed run may change.
+def changed(config: Mapping[str, Any], settings: Mapping[str, Any], explicit: set[str], fields: Any) -> list[str]:
+    """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not in the
+    recipe has its default. ``fields``: those of a recipe (settings/fields.py) by name, with what may change.
 
     >>> from types import SimpleNamespace as Field
     >>> fields = {"seed": Field(default=42, resume=""), "save_steps": Field(default=500, resume="may_change")}
@@ -108,7 +108,7 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], given: set[s
     [[], ['reference_model: http://node1:8001 -> base']]
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
-    now = explicit_settings(settings, given)
+    now = explicit_settings(settings, explicit)
     lines = []
     for name in sorted(before.keys() | now.keys()):
         field = fields.get(name)
@@ -150,12 +150,14 @@ def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str, fields: Any) 
     Force does not help if the checkpoints are of other weights.
     """
     fixed = {"distributed_type", *(name for name, field in fields.items() if field.resume == "must_match")}
-    if kept := [line for line in lines if line.partition(":")[0] in fixed]:
-        reason = f"holds a run whose checkpoints do not fit these settings ({'; '.join(kept)})"
+    if refused := [line for line in lines if line.partition(":")[0] in fixed]:
+        reason = f"contains a run whose checkpoints do not fit these settings ({'; '.join(refused)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")
     if lines and mode != "force":
-        remedy = "name a new folder, give the settings that it had, or add --resume force to go on with these"
-        raise ConfigError("output_dir", str(run_dir), f"holds a run with other settings ({'; '.join(lines)})", remedy)
+        remedy = "name a new folder, give the settings that it had, or add --resume force to continue with these"
+        raise ConfigError(
+            "output_dir", str(run_dir), f"contains a run with other settings ({'; '.join(lines)})", remedy
+        )
 
 
 def problem_hash(row: Mapping[str, Any]) -> str:

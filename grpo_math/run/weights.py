@@ -18,8 +18,10 @@ def weights_in(run_dir: Path) -> tuple[str, Path] | None:
     True
     """
     folders = [(kind, run_dir / kind) for kind in MARKS] + [(kind, run_dir) for kind in MARKS]
-    whole = ((kind, folder) for kind, folder in folders if (folder / MARKS[kind]).exists() and not unfinished(folder))
-    return next(((kind, folder) for kind, folder in whole if any(folder.glob("*.safetensors"))), None)
+    finished = (
+        (kind, folder) for kind, folder in folders if (folder / MARKS[kind]).exists() and not unfinished(folder)
+    )
+    return next(((kind, folder) for kind, folder in finished if any(folder.glob("*.safetensors"))), None)
 
 
 def split_by(accelerator: Any) -> str:

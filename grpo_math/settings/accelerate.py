@@ -31,10 +31,10 @@ def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] 
     value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
         # accelerate takes a DeepSpeed file, or a few settings with these defaults.
-        stated = accelerate.get("deepspeed_config") or {}
-        offload = {part: {"device": stated.get(f"{part}_device", "none")} for part in OFFLOAD}
-        zero = {"stage": stated.get("zero_stage", 2), "reduce_bucket_size": "auto", **offload}
-        value = stated.get("deepspeed_config_file") or {"zero_optimization": zero}
+        short = accelerate.get("deepspeed_config") or {}
+        offload = {part: {"device": short.get(f"{part}_device", "none")} for part in OFFLOAD}
+        zero = {"stage": short.get("zero_stage", 2), "reduce_bucket_size": "auto", **offload}
+        value = short.get("deepspeed_config_file") or {"zero_optimization": zero}
     if value is None:
         return None
     # Use each value once here, so that a malformed file is one line of error and not a traceback in the plan.
@@ -64,6 +64,6 @@ def shipped_configs(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | 
     """
     if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
         return {"": None}
-    whole = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
-    names = [name for name in ZERO if not (whole and name.startswith("zero3"))]
+    excluded = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
+    names = [name for name in ZERO if not (excluded and name.startswith("zero3"))]
     return {"": None, **{name: accelerate_config(name) for name in names}}

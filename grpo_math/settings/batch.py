@@ -50,8 +50,8 @@ class Batch(NamedTuple):
         """Return the arithmetic as one line. ``device`` is the noun for a process, in the singular."""
         right = " x ".join((_counted(self.processes, device), _counted(self.rows, "row"), _counted(self.steps, "step")))
         left = f"{_counted(self.total / self.generations, 'prompt')} x {self.generations} completions"
-        apart = "" if self.rollout == self.total else f"; {self.rollout} completions are generated at a time"
-        return f"{left} = {self.total} = {right}{apart}"
+        at_a_time = "" if self.rollout == self.total else f"; {self.rollout} completions are generated at a time"
+        return f"{left} = {self.total} = {right}{at_a_time}"
 
 
 def solve(
@@ -92,11 +92,11 @@ use 4, or start 1, 3, 5 or 15 processes
     return share // steps, steps
 
 
-def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) -> Batch:
+def plan(settings: Mapping[str, Any], explicit: Collection[str], processes: int) -> Batch:
     """Return the batch that TRL's fields and ``prompts_per_step`` define. Raises `ConfigError` if they contradict.
 
-    ``settings`` has all six fields, and ``given`` names the fields that the user stated. With ``prompts_per_step``, a
-    stated ``per_device_train_batch_size`` is a limit, and a stated ``gradient_accumulation_steps`` has to fit.
+    ``settings`` has all six fields, and ``explicit`` names the fields that the user set. With ``prompts_per_step``, an
+    explicit ``per_device_train_batch_size`` is a limit, and explicit ``gradient_accumulation_steps`` have to fit.
 
     >>> fields = {"prompts_per_step": 16, "num_generations": 8, "per_device_train_batch_size": 4,
     ...           "gradient_accumulation_steps": 1, "generation_batch_size": None, "steps_per_generation": None}
@@ -108,10 +108,10 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     prompts, generations = settings["prompts_per_step"], settings["num_generations"]
     rows, steps = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     if prompts:
-        stated = steps if "gradient_accumulation_steps" in given else None
-        # If only the steps are stated, the rows follow from them: a default is not a limit.
-        limit = rows if stated is None or "per_device_train_batch_size" in given else None
-        rows, steps = solve(prompts, generations, processes, limit, stated)
+        fixed_steps = steps if "gradient_accumulation_steps" in explicit else None
+        # If only the steps are set, the rows follow from them: a default is not a limit.
+        limit = rows if fixed_steps is None or "per_device_train_batch_size" in explicit else None
+        rows, steps = solve(prompts, generations, processes, limit, fixed_steps)
     batch = Batch(generations, processes, rows, steps, processes * rows * steps)
     rollout, per_rollout = settings["generation_batch_size"], settings["steps_per_generation"]
     if rollout is not None and per_rollout is not None:
@@ -141,10 +141,10 @@ def plan(settings: Mapping[str, Any], given: Collection[str], processes: int) ->
     return batch
 
 
-def divides(settings: Mapping[str, Any], given: Collection[str], processes: int) -> bool:
+def divides(settings: Mapping[str, Any], explicit: Collection[str], processes: int) -> bool:
     """Return True if the batch can be divided evenly by a number of processes."""
     with suppress(ConfigError):
-        return plan(settings, given, processes).processes > 0
+        return plan(settings, explicit, processes).processes > 0
     return False
 
 

@@ -36,7 +36,7 @@ TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
 # Limits of the fields of TRL and transformers, by field. Without its ``fields``, an entry of ``ranges`` is the limits.
 THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
 THEIRS |= TABLES["limits"]
-# What a resumed run may change of these fields.
+# Field of TRL or transformers -> what a resumed run may do with it.
 RESUME = {name: may for may, names in TABLES["resume"].items() for name in names}
 # The limits of these fields in a script; {}: those of `THEIRS`.
 IN_SCRIPTS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["scripts"] for name in limits.pop("fields")}
@@ -160,19 +160,21 @@ def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     # The annotation allows a text, but only a mapping is valid.
     kinds -= {"str"} if name.endswith("_kwargs") else set()
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
-    stated: dict[str | None, Any] = {"default": value}
+    arguments: dict[str | None, Any] = {"default": value}
     # TRL and transformers write field(default=...), and this package setting(default, help, ge=0).
     if isinstance(value, ast.Call):
-        stated = {word.arg: word.value for word in value.keywords}
-        stated |= {"default": value.args[0]} if value.args else {}
-    if isinstance(metadata := stated.get("metadata"), ast.Dict):
-        stated |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
+        arguments = {word.arg: word.value for word in value.keywords}
+        arguments |= {"default": value.args[0]} if value.args else {}
+    if isinstance(metadata := arguments.get("metadata"), ast.Dict):
+        arguments |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
     # transformers computes some of its choices.
     literal = (ast.Constant, ast.List, ast.Tuple)
-    limits = {key: ast.literal_eval(stated[key]) for key in (*WORDS, "choices") if isinstance(stated.get(key), literal)}
+    limits = {
+        key: ast.literal_eval(arguments[key]) for key in (*WORDS, "choices") if isinstance(arguments.get(key), literal)
+    }
     limits |= THEIRS.get(name, {})
-    facts = {key: ast.literal_eval(stated[key]) for key in ("resume", "shapes_rollout") if key in stated}
+    facts = {key: ast.literal_eval(arguments[key]) for key in ("resume", "shapes_rollout") if key in arguments}
     facts = {"resume": RESUME.get(name, ""), "shapes_rollout": name in TABLES["shapes_rollout"], **facts}
     # A field without a default has default_factory=list.
-    default = ast.literal_eval(stated["default"]) if "default" in stated and name not in COMPUTED else []
+    default = ast.literal_eval(arguments["default"]) if "default" in arguments and name not in COMPUTED else []
     return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits, **facts)

@@ -37,26 +37,26 @@ TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(
 
 
 class Recipe(NamedTuple):
-    """The settings of a run. ``values`` has every field; ``given`` names the fields in the recipe and on the command
+    """The settings of a run. ``values`` has every field; ``explicit`` names the fields in the recipe and on the command
     line; ``problems`` has one error for each bad setting."""
 
     values: dict[str, Any]
-    given: set[str]
+    explicit: set[str]
     problems: list[UserError]
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
     env: Mapping[str, str] = {}  # the variables of the recipe
     replaced: Sequence[str] = ()  # a line for each value of the recipe that the method has replaced
 
-    def sound(self) -> "Recipe":
-        """Return the recipe. Raises its first problem."""
+    def raise_first_problem(self) -> "Recipe":
+        """Return the recipe if it has no problem."""
         if self.problems:
             raise self.problems[0]
         return self
 
     def explicit_values(self) -> dict[str, Any]:
-        """Return the fields that the user stated. The plan takes every field that it gets as stated."""
-        return {name: self.values[name] for name in self.given}
+        """Return the fields that the user set. The planner treats every field that it gets as set by the user."""
+        return {name: self.values[name] for name in self.explicit}
 
 
 def read(argv: Sequence[str]) -> Recipe:
@@ -116,7 +116,7 @@ def merge(
     replaced += _drop_weights(of_method, words, "the command line")
     for name, value in of_method.items():
         if name in words and not _same(name, words[name], value):
-            notes.append(f"{name}={words[name]!r} stays, and --method {method} has {value!r}: state the one you want")
+            notes.append(f"{name}={words[name]!r} stays, and --method {method} has {value!r}: set the one you want")
         elif name in written and name not in words and not _same(name, written[name], value):
             replaced.append(f"{name} {_short(written[name])} -> {_short(value)}, by --method {method}")
     settings = {**written, **of_method, **words}
@@ -131,7 +131,7 @@ def merge(
         if not marks and not explicit:
             notes.append(
                 f"--{typed_marks[0]} sets prompt_template to {settings['prompt_template']!r}, as in TRL: "
-                "state the one you want"
+                "set the one you want"
             )
     return settings, notes, replaced
 
@@ -150,7 +150,7 @@ def validate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[UserErro
 def read_and_set_env(argv: Sequence[str]) -> Recipe:
     """Return `read` for a command, and set the recipe's environment variables in this process.
 
-    Call it before the packages that read the variables are imported. Checks read others.
+    Call it before the packages that read the variables are imported. Checks call `read`.
     """
     recipe = read(argv)
     with reading("env of the recipe"):  # Python refuses some names
@@ -262,7 +262,7 @@ def check(name: str, value: Any) -> Any:
     >>> check("save_strategy", False)
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, since YAML reads no as false
+    grpo_math.errors.ConfigError: save_strategy=False is not a text: put it in quotes, because YAML reads no as false
     """
     field = fields().get(name)
     for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
@@ -299,7 +299,7 @@ def _mapping(value: Any) -> dict[str, Any]:
     return mapping
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError
     return int(value)
@@ -316,7 +316,7 @@ def _text(value: Any) -> str:
 # kinds takes the first kind that fits, so a text stays a text unless it is a mapping or a number.
 COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dict": ("a mapping", _mapping),
-    "int": ("a whole number", _whole),
+    "int": ("a whole number", _integer),
     "float": ("a number", float),
     "str": ("a text", _text),
     "bool": ("true or false", lambda value: TRUTH[str(value).lower()]),
@@ -358,7 +358,7 @@ def coerced(field: Field, value: Any) -> Any:
     if "dict" in kinds:
         remedy = 'write it as {"name": 1}'
     elif isinstance(value, bool) and "str" in kinds:
-        remedy = f"put it in quotes, since YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
+        remedy = f"put it in quotes, because YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
     # The names in a mapping are unknown if the mapping cannot be read.
     secret = "dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS)
     raise ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)

@@ -16,5 +16,5 @@ def setting(default: Any, help: str, **limits: Any) -> Any:
     >>> setting(["accuracy"], "Reward functions.").metadata["help"], setting(8, "Completions.").default
     ('Reward functions.', 8)
     """
-    kept: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(**kept, metadata={"help": help})
+    argument: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
+    return field(**argument, metadata={"help": help})

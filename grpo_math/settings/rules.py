@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.vllm_server import ABOVE, RANKS
+from grpo_math.generation.vllm_server import ABOVE, NO_ADDRESS, RANKS
 from grpo_math.problems.from_recipe import evaluates
 from grpo_math.reading import is_table
 from grpo_math.rewards.functions import SHIPPED
@@ -30,6 +30,7 @@ Settings = Mapping[str, Any]
 
 NEGATIVE = [name for name, one in SHIPPED.items() if one.can_be_negative]
 LEAVE = "leave it out"
+NO_PREFETCH = "cannot prefetch: {} change what is requested from vLLM"
 LOW_LORA = 5e-6  # learning rate; below it, an adapter hardly changes in a few hundred steps
 
 
@@ -57,18 +58,22 @@ def unused(names: str, where: Callable[[Settings], Any], reason: str, remedy: st
     return Rule(names, lambda s: where(s) and changed(s, names), f"has no effect: {reason}", remedy, "warning")
 
 
-def switched(switch: str, *prefixes: str, besides: str = "") -> Rule:
-    """Return the rule for settings that have an effect only if ``switch`` is on, except ``besides``."""
+def given(**values: Any) -> Callable[[Settings], bool]:
+    """Return the condition that settings have these values. True stands for any value except None, 0 and an empty one,
+    and False for these.
+
+    >>> given(use_vllm=True, vllm_mode="server")({"use_vllm": True, "vllm_mode": "colocate"})
+    False
+    """
+    return lambda s: all(
+        (bool(s[name]) if isinstance(value, bool) else s[name]) == value for name, value in values.items()
+    )
+
+
+def without(switch: str, *prefixes: str, besides: str = "") -> Rule:
+    """Return the rule for settings that nothing reads without the setting ``switch``, except ``besides``."""
     names = " ".join(name for name in fields() if name.startswith(prefixes) and name != besides)
-    return unused(names, lambda s: not s[switch], f"{switch} is off", f"set {switch}: true, or leave it out")
-
-
-def _is(name: str, *values: Any) -> Callable[[Settings], bool]:
-    return lambda s: s[name] in values
-
-
-def _off(name: str) -> Callable[[Settings], bool]:
-    return lambda s: not s[name]
+    return unused(names, given(**{switch: False}), f"{switch} is not set", f"set {switch}, or leave it out")
 
 
 def steps_in_backward(optim: str) -> bool:
@@ -79,7 +84,6 @@ def steps_in_backward(optim: str) -> bool:
 # Settings of the trainer, for recipes and scripts.
 
 _OF_SURROGATES = tuple(dict.fromkeys(" ".join(READ_BY.values()).split()))
-_NORMALIZES = _is("multi_objective_aggregation", "normalize_then_sum")
 
 
 def surrogate_of(s: Settings) -> str:
@@ -98,12 +102,12 @@ def _not_read(surrogate: str, read: str) -> Rule:
 UPDATE = [
     unused(
         "baseline scale_rewards advantage_eps",
-        _NORMALIZES,
+        given(multi_objective_aggregation="normalize_then_sum"),
         "multi_objective_aggregation='normalize_then_sum' has another baseline and scale",
     ),
     Rule(
         "resample_groups",
-        lambda s: _NORMALIZES(s) and s["resample_groups"],
+        given(resample_groups=True, multi_objective_aggregation="normalize_then_sum"),
         "does not work with multi_objective_aggregation='normalize_then_sum', which normalizes what was drawn",
     ),
     unused(
@@ -117,18 +121,13 @@ UPDATE = [
         "(MaxRL) divides by the mean of the group, which baseline={baseline!r} does not subtract",
         "use baseline group_mean",
     ),
-    unused("advantage_eps", _is("scale_rewards", "mean"), "scale_rewards='mean' adds nothing to the mean"),
+    unused("advantage_eps", given(scale_rewards="mean"), "scale_rewards='mean' adds nothing to the mean"),
     Rule(
-        "scale_rewards",
-        lambda s: s["baseline"] == "pass_at_k" and changed(s, "scale_rewards"),
-        "does not work with baseline='pass_at_k', which has its own scale",
+        "scale_rewards multi_objective_aggregation",
+        lambda s: s["baseline"] == "pass_at_k" and changed(s, "scale_rewards multi_objective_aggregation"),
+        "does not work with baseline='pass_at_k', which reads only verdicts and has its own scale",
     ),
-    Rule(
-        "multi_objective_aggregation",
-        lambda s: s["baseline"] == "pass_at_k" and _NORMALIZES(s),
-        "does not work with baseline='pass_at_k', which reads only verdicts",
-    ),
-    unused("advantage_eps", _is("baseline", "pass_at_k"), "baseline='pass_at_k' has its own scale"),
+    unused("advantage_eps", given(baseline="pass_at_k"), "baseline='pass_at_k' has its own scale"),
     Rule(
         "k",
         lambda s: s["baseline"] == "pass_at_k" and s["k"] > (s["num_generations"] or 0),
@@ -151,7 +150,7 @@ UPDATE = [
     # With vLLM, the log-probs of the sampler count.
     unused(
         "off_policy_mask_threshold",
-        lambda s: s["surrogate"] == "reinforce" and not s["use_vllm"],
+        given(surrogate="reinforce", use_vllm=False),
         "surrogate='reinforce' holds the ratio at 1",
     ),
     Rule(
@@ -160,21 +159,17 @@ UPDATE = [
         "makes the ratio that of a sequence, and surrogate={surrogate!r} with loss_type={loss_type!r} does not use it",
         "leave it out, or use the surrogate clip, cispo or sapo",
     ),
-    unused(
-        "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
-        _off("use_adaptive_entropy"),
-        "use_adaptive_entropy=False",
-    ),
+    without("use_adaptive_entropy", "entropy_coef_", "entropy_target"),
     Rule(
         "activation_offloading",
-        lambda s: s["activation_offloading"] and not s["gradient_checkpointing"],
+        given(activation_offloading=True, gradient_checkpointing=False),
         "without gradient_checkpointing would copy all that every layer saves",
         "set gradient_checkpointing to true",
     ),
-    Rule("fp16", lambda s: s["fp16"] and s["use_cpu"], "is computed on GPUs alone, and accelerate ignores it on a CPU"),
+    Rule("fp16", given(fp16=True, use_cpu=True), "is computed on GPUs alone, and accelerate ignores it on a CPU"),
     Rule(
         "use_transformers_continuous_batching",
-        lambda s: s["fp16"] and s["use_transformers_continuous_batching"],
+        given(fp16=True, use_transformers_continuous_batching=True),
         "turns the trained weights into float16, whose gradients cannot be scaled (fp16)",
     ),
     Rule(
@@ -248,23 +243,23 @@ REFERENCE = [
         lambda s: s["beta"] == 0 and (s["kl_estimator"], s["use_bias_correction_kl"]) != ("k2", False),
         "beta=0 leaves the KL term out",
     ),
-    unused("use_bias_correction_kl", _is("kl_estimator", "advantage"), "kl_estimator=advantage has no KL term"),
-    unused("ref_model_mixup_alpha ref_model_sync_steps", _off("sync_ref_model"), "sync_ref_model=False"),
+    unused("use_bias_correction_kl", given(kl_estimator="advantage"), "kl_estimator=advantage has no KL term"),
+    without("sync_ref_model", "ref_model_"),
     Rule(
         "sync_ref_model",
-        lambda s: s["sync_ref_model"] and not s["beta"],
+        given(sync_ref_model=True, beta=False),
         "has no reference to move (beta=0)",
         "set beta above 0, or leave this out",
     ),
     Rule(
         "reference_refresh_steps",
-        lambda s: s["reference_refresh_steps"] and not s["beta"],
+        given(reference_refresh_steps=True, beta=False),
         "has no reference to refresh (beta=0)",
         "set beta above 0, or leave this at 0",
     ),
     Rule(
         "reference_refresh_steps",
-        lambda s: s["reference_refresh_steps"] and s["sync_ref_model"],
+        given(reference_refresh_steps=True, sync_ref_model=True),
         "and sync_ref_model=True would both move the reference",
         "leave one of the two out",
     ),
@@ -276,7 +271,7 @@ REFERENCE = [
     ),
     Rule(
         "reference_model",
-        lambda s: s["reference_model"] and not s["beta"],
+        given(reference_model=True, beta=False),
         "has no KL term to be the reference of (beta=0)",
         "set beta above 0 (1 for on-policy distillation), or leave it out",
     ),
@@ -299,19 +294,14 @@ REFERENCE = [
         "does not work with FSDP",
         "use ZeRO-2 or DDP, or serve it: http://HOST:PORT",
     ),
-    Rule(
-        "reference_model",
-        lambda s: teacher_url(s) and not is_address(s["reference_model"]),
-        "is not an address",
-        "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
-    ),
+    Rule("reference_model", lambda s: teacher_url(s) and not is_address(s["reference_model"]), *NO_ADDRESS),
     Rule(
         "temperature",
         lambda s: teacher_url(s) and s["temperature"] != 1,
         "does not work with a teacher on a server: vLLM applies no temperature to the log-probs of given tokens",
         "set temperature to 1.0, or name a model as reference_model",
     ),
-    unused("reference_dtype reference_in_4bit", _off("reference_model"), "reference_model is not set"),
+    without("reference_model", "reference_dtype", "reference_in_4bit"),
     unused("reference_dtype reference_in_4bit", teacher_url, "reference_model is on a server", "give it to the server"),
 ]
 
@@ -323,22 +313,15 @@ _BIASING_KEYS = (
 )
 
 
-def _on_server(s: Settings) -> bool:
-    return s["use_vllm"] and s["vllm_mode"] == "server"
-
-
+_on_server = given(use_vllm=True, vllm_mode="server")
 VLLM = [
-    switched("use_vllm", "vllm_", besides="vllm_server_timeout"),
+    without("use_vllm", "vllm_", besides="vllm_server_timeout"),
     unused(
         "vllm_server_timeout",
         lambda s: not s["use_vllm"] and not teacher_url(s),
         "neither use_vllm nor a teacher names a server",
     ),
-    unused(
-        "vllm_server_base_url",
-        lambda s: s["use_vllm"] and s["vllm_mode"] != "server",
-        "vllm_mode={vllm_mode!r} has no server",
-    ),
+    unused("vllm_server_base_url", given(use_vllm=True, vllm_mode="colocate"), "vllm_mode={vllm_mode!r} has no server"),
     unused(
         "vllm_server_host",
         lambda s: _on_server(s) and s["vllm_server_base_url"] and not is_this_machine(s["vllm_server_host"]),
@@ -364,7 +347,7 @@ VLLM = [
     ),
     unused(
         "vllm_importance_sampling_mode vllm_importance_sampling_clip_max",
-        lambda s: s["use_vllm"] and not s["vllm_importance_sampling_correction"],
+        given(use_vllm=True, vllm_importance_sampling_correction=False),
         "vllm_importance_sampling_correction=False",
     ),
     unused(
@@ -375,8 +358,7 @@ VLLM = [
     Rule(
         "vllm_server_base_url",
         lambda s: s["vllm_server_base_url"] and not is_address(s["vllm_server_base_url"]),
-        "is not an address",
-        "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
+        *NO_ADDRESS,
     ),
     Rule(
         "staleness",
@@ -386,13 +368,13 @@ VLLM = [
     ),
     Rule(
         "staleness",
-        lambda s: s["staleness"] and s["vllm_sync"] != "adapter",
+        given(staleness=True, vllm_sync="merged"),
         "with vllm_sync={vllm_sync!r} would change the weights that a batch is being sampled by",
         "set vllm_sync to adapter",
     ),
     Rule(
         "staleness",
-        lambda s: s["staleness"] and not s["vllm_importance_sampling_correction"],
+        given(staleness=True, vllm_importance_sampling_correction=False),
         "trains on samples of an older policy, and vllm_importance_sampling_correction=False leaves it at that",
         "set vllm_importance_sampling_correction to true",
     ),
@@ -404,7 +386,7 @@ VLLM = [
     ),
     Rule(
         "vllm_share_weights",
-        lambda s: s["vllm_share_weights"] and s["vllm_sync"] != "adapter",
+        given(vllm_share_weights=True, vllm_sync="merged"),
         "with vllm_sync={vllm_sync!r} would merge the adapter into the weights that vLLM uses",
         "set vllm_sync to adapter",
     ),
@@ -416,7 +398,7 @@ VLLM = [
     ),
     Rule(
         "vllm_share_weights",
-        lambda s: s["vllm_share_weights"] and s["cast_lm_head_to_fp32"],
+        given(vllm_share_weights=True, cast_lm_head_to_fp32=True),
         "does not work with cast_lm_head_to_fp32, which copies the LM head",
         "leave cast_lm_head_to_fp32 out",
     ),
@@ -479,10 +461,7 @@ def _no_pattern(s: Settings) -> bool:
         return True
 
 
-def _served_adapter(s: Settings) -> bool:
-    return s["use_peft"] and s["use_vllm"] and s["vllm_sync"] == "adapter"
-
-
+_served_adapter = given(use_peft=True, use_vllm=True, vllm_sync="adapter")
 PROGRAM = [
     *(_sets("model_init_kwargs", name, field) for name, field in MODEL_KEYWORDS.items()),
     *(_sets("generation_kwargs", name, field) for name, field in GENERATION_KEYWORDS.items()),
@@ -494,24 +473,22 @@ PROGRAM = [
         ),
         "would not sample: the completions of a group would be alike",
     ),
-    Rule("trust_remote_code", lambda s: s["trust_remote_code"], "would run code of a model repository", "leave it off"),
-    *(
-        Rule(
-            name,
-            lambda s, name=name, off=off: s[name] not in off and not evaluates(s),  # type: ignore[misc]
-            "needs evaluations during training",
-            _EVALUATE,
-        )
-        for name, off in (
-            ("load_best_model_at_end", (False,)),
-            ("keep_best", (False,)),
-            ("stop_at", (None,)),
-            ("save_strategy", ("no", "steps", "epoch")),
-        )
+    Rule("trust_remote_code", given(trust_remote_code=True), "would run code of a model repository", "leave it off"),
+    Rule(
+        "load_best_model_at_end keep_best stop_at",
+        lambda s: (s["load_best_model_at_end"] or s["keep_best"] or s["stop_at"]) and not evaluates(s),
+        "needs evaluations during training",
+        _EVALUATE,
+    ),
+    Rule(
+        "save_strategy",
+        lambda s: s["save_strategy"] == "best" and not evaluates(s),
+        "needs evaluations during training",
+        _EVALUATE,
     ),
     Rule(
         "keep_best",
-        lambda s: s["keep_best"] and s["save_strategy"] == "no",
+        given(keep_best=True, save_strategy="no"),
         "has no checkpoints (save_strategy='no')",
         "set save_strategy: best, or steps",
     ),
@@ -523,7 +500,7 @@ PROGRAM = [
     ),
     Rule(
         "eval_steps",
-        lambda s: s["eval_strategy"] == "steps" and s["eval_steps"] is None,
+        given(eval_strategy="steps", eval_steps=None),
         "is missing: transformers would evaluate at every logged step",
         "give the steps between two evaluations",
     ),
@@ -536,33 +513,24 @@ PROGRAM = [
         "heldout metric_for_best_model", lambda s: not evaluates(s), "nothing is evaluated during training", _EVALUATE
     ),
     Rule(
-        "remove_unused_columns",
-        lambda s: s["remove_unused_columns"],
-        "would take the gold answers away from the rewards",
+        "remove_unused_columns", given(remove_unused_columns=True), "would take the gold answers away from the rewards"
     ),
     Rule(
         "logging_strategy",
-        _is("logging_strategy", "no"),
+        given(logging_strategy="no"),
         "would leave the run without its history",
         "leave it out, or set logging_steps",
     ),
     Rule(
-        "ignore_data_skip",
-        lambda s: s["ignore_data_skip"],
-        "would resume with different problems than the run stopped at",
+        "ignore_data_skip", given(ignore_data_skip=True), "would resume with different problems than the run stopped at"
     ),
     Rule(
         "accelerator_config",
         lambda s: any(_mapping(s, "accelerator_config").get(name) for name in ("split_batches", "dispatch_batches")),
         "would tear groups of completions apart",
     ),
-    Rule(
-        "staleness",
-        lambda s: s["staleness"] and s["tools"],
-        "cannot prefetch: tools change what is requested from vLLM",
-        "leave it at 0",
-    ),
-    Rule("output_dir", _off("output_dir"), "is missing", "name the folder that the run writes to"),
+    Rule("staleness", given(staleness=True, tools=True), NO_PREFETCH.format("tools"), "leave it at 0"),
+    Rule("output_dir", given(output_dir=False), "is missing", "name the folder that the run writes to"),
     # Data
     unused(
         "dataset_split",
@@ -576,19 +544,19 @@ PROGRAM = [
         "nothing is evaluated",
         "set eval_n, or heldout_every",
     ),
-    unused("eval_columns", _off("eval_dataset"), "eval_dataset is not set", "set eval_dataset, or columns"),
-    unused("max_tool_calling_iterations", _off("tools"), "tools is not set", "set tools: [python]"),
+    without("eval_dataset", "eval_columns"),
+    without("tools", "max_tool_calling_iterations"),
     unused("python", lambda s: "python" not in s["tools"], "python is not among tools", "set tools: [python]"),
     # Rewards
     Rule(
         "rewards",
-        lambda s: not s["rewards"] and not s["reference_model"],
+        given(rewards=False, reference_model=False),
         "is empty",
         "name a reward function, such as accuracy, or a reference_model to distil",
     ),
     Rule(
         "resample_groups",
-        lambda s: s["resample_groups"] and not s["rewards"],
+        given(resample_groups=True, rewards=False),
         "needs rewards, and on-policy distillation (rewards=[]) has none",
         "leave it at 0",
     ),
@@ -628,11 +596,11 @@ PROGRAM = [
         "give one weight for each",
     ),
     # Adapter and number format
-    switched("use_peft", "lora_", "use_dora", "use_rslora"),
-    switched("load_in_4bit", "bnb_4bit_", "use_bnb_"),
+    without("use_peft", "lora_", "use_dora", "use_rslora"),
+    without("load_in_4bit", "bnb_4bit_", "use_bnb_"),
     Rule(
         "vllm_share_weights",
-        lambda s: s["vllm_share_weights"] and s["load_in_8bit"],
+        given(vllm_share_weights=True, load_in_8bit=True),
         "does not work with load_in_8bit, which vLLM lacks",
         "leave load_in_8bit out",
     ),
@@ -646,21 +614,18 @@ PROGRAM = [
         "(bnb_4bit_quant_type={bnb_4bit_quant_type!r}) is not how vLLM quantises the weights of vllm_share_weights",
         "set use_bnb_nested_quant: true and bnb_4bit_quant_type: nf4",
     ),
-    *(
-        Rule(
-            name,
-            # vLLM's loader of adapters refuses DoRA and modules_to_save (its PEFTHelper).
-            lambda s, name=name: _served_adapter(s) and s[name],  # type: ignore[misc]
-            "cannot be served by vLLM as an adapter",
-            "set vllm_sync to merged",
-        )
-        for name in ("use_dora", "lora_modules_to_save", "lora_target_parameters")
+    # vLLM's loader of adapters refuses DoRA and modules_to_save (its PEFTHelper).
+    Rule(
+        "use_dora lora_modules_to_save lora_target_parameters",
+        lambda s: _served_adapter(s) and (s["use_dora"] or s["lora_modules_to_save"] or s["lora_target_parameters"]),
+        "cannot be served by vLLM as an adapter",
+        "set vllm_sync to merged",
     ),
     Rule("lora_r", lambda s: _served_adapter(s) and s["lora_r"] > RANKS[-1], *ABOVE),
     Rule("lora_target_modules", _no_pattern, "is not a regular expression", "use all-linear, or names of modules"),
     Rule(
         "lora_dropout",
-        lambda s: s["use_peft"] and s["beta"] and s["lora_dropout"],
+        given(use_peft=True, beta=True, lora_dropout=True),
         "with beta={beta}: the KL takes in the noise of the dropout",
         "lora_dropout: 0.0",
         "warning",
@@ -681,22 +646,19 @@ PROGRAM = [
     ),
     Rule(
         "sync_ref_model",
-        lambda s: s["use_peft"] and s["sync_ref_model"],
+        given(use_peft=True, sync_ref_model=True),
         "cannot work with use_peft: TRL loads no second model with an adapter",
         "use reference_refresh_steps",
     ),
-    *(
-        Rule(
-            name,
-            lambda s, name=name: s[name] and not s["use_peft"],  # type: ignore[misc]
-            "cannot be trained without an adapter",
-            "set use_peft to true",
-        )
-        for name in ("load_in_4bit", "load_in_8bit")
+    Rule(
+        "load_in_4bit load_in_8bit",
+        lambda s: (s["load_in_4bit"] or s["load_in_8bit"]) and not s["use_peft"],
+        "cannot be trained without an adapter",
+        "set use_peft to true",
     ),
     Rule(
         "dtype",
-        lambda s: s["dtype"] == "float16" and not s["use_peft"],
+        given(dtype="float16", use_peft=False),
         "would train float16 weights, whose gradients cannot be scaled",
         "set dtype: float32 (fp16: true still multiplies in float16), or use_peft: true",
     ),
@@ -709,13 +671,13 @@ PROGRAM = [
     # Steps, saving and logging
     Rule(
         "save_only_model",
-        lambda s: s["save_only_model"],
+        given(save_only_model=True),
         "leaves the optimizer out of checkpoints: a run that stops cannot be resumed",
         LEAVE,
         "warning",
     ),
     unused("num_train_epochs", lambda s: s["max_steps"] > 0, "max_steps={max_steps} ends the run", "max_steps: -1"),
-    unused("save_steps", _is("save_strategy", "no"), "save_strategy is no", "save_strategy: steps"),
+    unused("save_steps", given(save_strategy="no"), "save_strategy is no", "save_strategy: steps"),
     Rule(
         "logging_steps",
         lambda s: 0 < s["max_steps"] < s["logging_steps"],
@@ -730,21 +692,16 @@ PROGRAM = [
         "give a tenth of max_steps",
         "warning",
     ),
-    switched("log_completions", "num_completions_to_print", "log_unique_prompts"),
+    without("log_completions", "num_completions_to_print", "log_unique_prompts"),
     # The Hub. A run is pushed once, at its end.
-    unused(
-        "hub_model_id hub_private_repo hub_revision",
-        _off("push_to_hub"),
-        "push_to_hub is off",
-        "set push_to_hub: true, or leave it out",
-    ),
+    without("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
     unused(
         "hub_strategy",
         lambda s: s["push_to_hub"] and s["hub_strategy"] != "end",
         "a run is pushed once, at its end",
         "hub_strategy: end",
     ),
-    switched("use_liger_kernel", "liger_kernel_config"),
+    without("use_liger_kernel", "liger_kernel_config"),
 ]
 TRAINER_RULES = [*UPDATE, *REFERENCE, *VLLM]
 RULES = [*TRAINER_RULES, *PROGRAM]

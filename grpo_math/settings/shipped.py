@@ -37,11 +37,11 @@ def accelerate_file(name: str) -> Path:
     >>> accelerate_file("zero9")
     Traceback (most recent call last):
     ...
-    grpo_math.errors.ConfigError: accelerate_config='zero9' is not there: give a file, or a name such as zero2
+    grpo_math.errors.ConfigError: accelerate_config='zero9' does not exist: give a file, or a name such as zero2
     """
     path = find(name) if name.endswith((".yaml", ".yml", ".json")) else find(f"accelerate_configs/{name}.yaml")
     if not path.is_file():
-        raise ConfigError("accelerate_config", name, "is not there", "give a file, or a name such as zero2")
+        raise ConfigError("accelerate_config", name, "does not exist", "give a file, or a name such as zero2")
     return path
 
 
@@ -128,6 +128,6 @@ def copy(name: str) -> Path:
     require_choice("copy", name.removesuffix(".yaml"), tuple(shipped))
     target = Path(f"{name.removesuffix('.yaml')}.yaml")
     if target.exists():
-        raise ConfigError("copy", name, f"is here already, as {target}", "rename that, or go to another folder")
+        raise ConfigError("copy", name, f"exists already, as {target}", "rename that, or go to another folder")
     target.write_bytes(shipped[target.stem][0].read_bytes())
     return target

@@ -21,7 +21,7 @@ NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
 SAME, RENAMED, REWARDS, NOT_HERE = NAMES["same"], NAMES["renamed"], NAMES["rewards"], NAMES["not_here"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
 OURS = SAME | RENAMED
-MEANT = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
+SYNONYMS = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
 # Values that switch a field off, as text: the command line has only texts.
 OFF = ("none", "null", "false", "no", "off", "", "[]", "0", "0.0")
 # A recipe with one of these is for a script.
@@ -38,10 +38,10 @@ def hint(name: str, known: Collection[str]) -> str:
     >>> hint("use_cash", ["use_cache"]), hint("soft_cache", ["use_cache"])
     ('did you mean --use_cache?', '')
     """
-    for word in (name, *difflib.get_close_matches(name, [*known, *MEANT], cutoff=0.8)):
-        meant = MEANT.get(word, word)
+    for word in (name, *difflib.get_close_matches(name, [*known, *SYNONYMS], cutoff=0.8)):
+        meant = SYNONYMS.get(word, word)
         for one in known:
-            if meant in (one, MEANT.get(one)):
+            if meant in (one, SYNONYMS.get(one)):
                 return f"did you mean --{one}?"
     return ""
 
@@ -79,16 +79,16 @@ def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
     single = dict(recipe)
     for old, field in OURS.items():
         if {old, field} <= single.keys():
-            values = {name: _plain(single[name]) for name in (old, field)}
+            values = {name: _normalized(single[name]) for name in (old, field)}
             # The recipes of older versions switch off one of two settings that are one now.
-            stated = [name for name, value in values.items() if value not in OFF]
-            if len(stated) == 2 and values[old] != values[field]:
+            switched_on = [name for name, value in values.items() if value not in OFF]
+            if len(switched_on) == 2 and values[old] != values[field]:
                 raise UserError(f"{old} and {field} are two names of one setting, with different values: leave one out")
-            del single[field if stated == [old] else old]
+            del single[field if switched_on == [old] else old]
     return single
 
 
-def _plain(value: Any) -> str:
+def _normalized(value: Any) -> str:
     """Return a value as text, the same for true and True, 1e-6 and 0.000001, a list of one and its content."""
     text = str(value[0] if isinstance(value, list) and len(value) == 1 else value).lower()
     with suppress(ValueError):

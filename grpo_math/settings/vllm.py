@@ -24,14 +24,14 @@ def starts_server(recipe: Mapping[str, Any]) -> bool:
     >>> starts_server(served), starts_server({**served, "vllm_server_host": "node1"}), starts_server({"use_vllm": True})
     (True, False, False)
     """
-    return generates(recipe) == "server" and not elsewhere(recipe)
+    return generates(recipe) == "server" and not external_server(recipe)
 
 
-def elsewhere(recipe: Mapping[str, Any]) -> str:
+def external_server(recipe: Mapping[str, Any]) -> str:
     """Return the address of an external server in the recipe, or "" if the run has to start a server.
 
-    >>> elsewhere({"vllm_server_base_url": "http://node1:8000"}), elsewhere({"vllm_server_host": "127.0.0.1"})
-    ('http://node1:8000', '')
+    >>> external_server({"vllm_server_base_url": "http://node1:80"}), external_server({"vllm_server_host": "localhost"})
+    ('http://node1:80', '')
     """
     # TRL's default host, 0.0.0.0, means a server on this machine.
     host = recipe.get("vllm_server_host") or "0.0.0.0"

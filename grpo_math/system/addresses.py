@@ -1,4 +1,4 @@
-"""Addresses of servers: the URL of a host and a port, and which hosts and URLs are what."""
+"""Addresses of servers: the URL of a host and a port, and checks of hosts and URLs."""
 
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address

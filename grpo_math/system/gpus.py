@@ -52,7 +52,7 @@ def visible_gpus() -> list[Gpu]:
         for index, uuid, total, used in ask_nvidia_smi("gpu=index,uuid,memory.total,memory.used"):
             pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
             taken = int(used) if used.isdigit() and int(used) > int(total) / 10 else 0
-            hidden = f"something that holds {taken / 1024:.1f} GB" if taken > max(DESKTOP, int(total) / 4) else ""
+            hidden = f"a hidden process with {taken / 1024:.1f} GB" if taken > max(DESKTOP, int(total) / 4) else ""
             by = f"process {pids}" if pids else hidden
             gpus[uuid] = Gpu(int(index), (int(total) - (0 if by else taken)) / 1024, by)
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -68,7 +68,7 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
-def of_first_gpu(column: str) -> str:
+def query_first_gpu(column: str) -> str:
     """Return a column of nvidia-smi for the first GPU in CUDA_VISIBLE_DEVICES, or "" without a GPU or nvidia-smi."""
     with suppress(OSError, subprocess.SubprocessError):
         first = [str(gpu.number) for gpu in visible_gpus()[:1]]

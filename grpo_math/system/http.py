@@ -27,8 +27,8 @@ class ServerError(UserError):
         super().__init__(message)
 
 
-def read_key(variable: str, given: str | None = None) -> str:
-    """Return the key that was given, or the variable's, without the line end that a key from a file may have.
+def read_key(variable: str, value: str | None = None) -> str:
+    """Return the key in ``value`` or in the variable, without the line end that a key from a file may have.
 
     Raises `ConfigError` for a key that no header can carry, because h11's own error would show it.
 
@@ -39,13 +39,13 @@ def read_key(variable: str, given: str | None = None) -> str:
     ...
     grpo_math.errors.ConfigError: KEY='***' contains characters other than printable ASCII: set it again
     """
-    key = (given or os.environ.get(variable, "")).strip()
+    key = (value or os.environ.get(variable, "")).strip()
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(variable, key, "contains characters other than printable ASCII", "set it again")
     return key
 
 
-@cache  # reading them takes 50 milliseconds
+@cache  # reading the certificates takes 50 milliseconds
 def _certificates() -> ssl.SSLContext:
     """Return the system's certificates, which may include a company's. httpx's default is certifi's list."""
     return ssl.create_default_context()
@@ -109,10 +109,10 @@ class Client:
         try:
             response = self._http.request(method, url, json=body, **options)
         except self._failures as error:
-            raise ServerError(f"{url} does not answer ({first_line(error)}): see that the server runs") from None
+            raise ServerError(f"{url} does not answer ({first_line(error)}): check that the server runs") from None
         text = response.content.decode(errors="replace")
         if response.status_code == 401:
-            raise ServerError(f"{self.url} wants a key: set {self._key_variable} to the server's", 401)
+            raise ServerError(f"{self.url} requires a key: set {self._key_variable} to the server's", 401)
         if not response.is_success:
             # The server may repeat the request, with the key.
             message = one_line(text, self._key) or response.reason_phrase

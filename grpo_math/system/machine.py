@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def supported() -> dict[str, Requirement]:
-    """Return the supported range of each package; of a checkout that is not installed, none."""
+    """Return the supported range of each package; {} for a checkout that is not installed."""
     try:
         lines = metadata.requires("grpo_math") or []
     except metadata.PackageNotFoundError:
@@ -57,27 +57,27 @@ def supported() -> dict[str, Requirement]:
 
 
 def refuse_trl() -> None:
-    """Raise `UserError` for a TRL outside the supported range: private methods of it are overridden."""
+    """Raise `UserError` for a TRL outside the supported range: this package overrides private methods of TRL."""
     required, installed = supported().get("trl"), versions().get("trl", "")
     if required and installed and not required.specifier.contains(installed, prereleases=True):
         reason = f"trl {installed} is not a version that this works with ({required.specifier})"
         raise UserError(f'{reason}: pip install "trl{required.specifier}"')
 
 
-def physical_cores(of_machine: Path = Path("/sys")) -> int:
+def physical_cores(sysfs: Path = Path("/sys")) -> int:
     """Return the cores that this process may use: its CPUs, two threads of a core as one, within its container's share.
 
-    ``of_machine`` has the files of Linux. Elsewhere every CPU counts.
+    ``sysfs`` has the files of Linux. On another system every CPU counts.
     """
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
-        siblings = of_machine / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        siblings = sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
         cores.add(siblings.read_text() if siblings.exists() else str(cpu))
     share = float(len(cores))
     # docker run --cpus 2, or a pod's limit. The text is "max 100000" without a limit.
     with suppress(OSError, ValueError):
-        quota, period = map(int, (of_machine / "fs/cgroup/cpu.max").read_text().split())
+        quota, period = map(int, (sysfs / "fs/cgroup/cpu.max").read_text().split())
         share = min(share, quota / period)
     return max(1, round(share))
 
@@ -95,16 +95,16 @@ def use_physical_cores() -> None:
 
 
 def hardware() -> dict[str, Any]:
-    """Return the CPUs and GB of main memory of this machine, and its GPUs, or the threads of torch without one."""
+    """Return the CPUs and GB of main memory of this machine, and its GPUs, or the threads of torch without a GPU."""
     machine: dict[str, Any] = {"cpus": os.cpu_count(), "memory_gb": round(main_memory(), 1)}
     import torch
 
     if torch.cuda.is_available():
-        of_gpu = torch.cuda.get_device_properties(0)
+        first = torch.cuda.get_device_properties(0)
         machine |= {
-            "gpu": of_gpu.name,
+            "gpu": first.name,
             "gpus": torch.cuda.device_count(),
-            "gpu_memory_gb": round(of_gpu.total_memory / GB, 1),
+            "gpu_memory_gb": round(first.total_memory / GB, 1),
         }
     else:
         machine["threads"] = torch.get_num_threads()

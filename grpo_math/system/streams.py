@@ -1,4 +1,4 @@
-"""Standard output and error of a command: a full device, a closed pipe, an ASCII terminal."""
+"""Standard output and error of a command: its answer, its messages, and characters that a terminal lacks."""
 
 import io
 import logging

@@ -34,8 +34,8 @@ class SupervisedCommand:
 
     ``grace``: seconds that the command has after SIGTERM. The processes that it leaves get SIGKILL.
 
-    >>> kept = SupervisedCommand([sys.executable, "-c", "raise SystemExit(3)"])
-    >>> kept.wait(), kept.running
+    >>> process = SupervisedCommand([sys.executable, "-c", "raise SystemExit(3)"])
+    >>> process.wait(), process.running
     (3, False)
     """
 

@@ -24,7 +24,7 @@ class PythonLimits:
 MOST = {"cpu_seconds": 3600, "wall_seconds": 3600, "memory_mb": 1_000_000, "output_chars": 1_000_000}
 
 
-def read_limits(given: Mapping[str, Any]) -> PythonLimits:
+def read_limits(mapping: Mapping[str, Any]) -> PythonLimits:
     """Check the names, types and ranges of a recipe's mapping. Raises `ConfigError`.
 
     >>> read_limits({"cpu_seconds": 2}).cpu_seconds
@@ -38,7 +38,7 @@ def read_limits(given: Mapping[str, Any]) -> PythonLimits:
     ...
     grpo_math.errors.ConfigError: python.memory_mb=0 is out of range: give a whole number from 1 to 1000000
     """
-    for name, value in given.items():
+    for name, value in mapping.items():
         require_choice("python", name, tuple(MOST))
         kind, types = ("a number", (int, float)) if name == "wall_seconds" else ("a whole number", (int,))
         remedy = f"give {kind} from 1 to {MOST[name]}"
@@ -47,4 +47,4 @@ def read_limits(given: Mapping[str, Any]) -> PythonLimits:
             raise ConfigError(f"python.{name}", value, f"is not {kind}", remedy)
         if not 1 <= value <= MOST[name]:
             raise ConfigError(f"python.{name}", value, "is out of range", remedy)
-    return PythonLimits(**given)
+    return PythonLimits(**mapping)

@@ -25,7 +25,7 @@ from grpo_math.tools.limits import PythonLimits
 from grpo_math.tools.server import PACKAGES
 from grpo_math.tools.syscalls import is_supported
 
-# For the server, which imports numpy and sympy, and for a program's process.
+# Time for the start of the server, which imports numpy and sympy, and for that of a program's process.
 START_SECONDS = 60.0
 # Seconds before each attempt to get a process for a program.
 PAUSES = (0.0, 0.2, 1.0, 5.0)

@@ -53,9 +53,9 @@ X32 = 0x40000000
 # Calls that are rejected with another error: fork and vfork, which exist only on x86-64, and clone3 and openat2. The
 # flags of these two are in memory, which a filter cannot read. After ENOSYS, the C library has a fallback.
 OTHER_ERRORS = {(57, -1): errno.EAGAIN, (58, -1): errno.EAGAIN, (435, 435): errno.ENOSYS, (437, 437): errno.ENOSYS}
-# Of <linux/bpf_common.h>.
+# Constants of <linux/bpf_common.h>.
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-# Of <linux/seccomp.h>.
+# Constants of <linux/seccomp.h>.
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 # Offsets in struct seccomp_data: low halves of arguments.
 NUMBER, ARCH, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32

@@ -64,14 +64,14 @@ def best_and_last(best: Results, last: Results, step: int) -> str:
 
     >>> row = {"problem": "1 + 1?", "gold": "2", "completion": "3", "category": "wrong_answer"}
     >>> rows = [{"id": number, **row} for number in range(40)]
-    >>> right = [{**row, "category": "correct"} for row in rows]
-    >>> best_and_last({"rows": right[:2] + rows[2:]}, {"rows": rows}, 7)
+    >>> correct = [{**row, "category": "correct"} for row in rows]
+    >>> best_and_last({"rows": correct[:2] + rows[2:]}, {"rows": rows}, 7)
     'best     checkpoint-7: +5.0 points [...] against the last weights, on 40 problems ...: they do not differ clearly'
-    >>> best_and_last({"rows": rows}, {"rows": right[:30] + rows[30:]}, 7)
+    >>> best_and_last({"rows": rows}, {"rows": correct[:30] + rows[30:]}, 7)
     'best     checkpoint-7: -75.0 points [...] against the last weights, on 40 problems ...: they differ'
     """
     paired = compare(last, best)
     verdict = "they differ" if paired.lo > 0 or paired.hi < 0 else "they do not differ clearly"
     interval = f"[{100 * paired.lo:+.1f}, {100 * paired.hi:+.1f}]"
-    moved = f"{100 * paired.difference:+.1f} points {interval} against the last weights"
-    return f"best     checkpoint-{step}: {moved}, on {paired.n} problems that did not choose it: {verdict}"
+    difference = f"{100 * paired.difference:+.1f} points {interval} against the last weights"
+    return f"best     checkpoint-{step}: {difference}, on {paired.n} problems that did not choose it: {verdict}"

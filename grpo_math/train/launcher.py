@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
     """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read_and_set_env(fields)
-    recipe = parsed.sound().explicit_values()
+    recipe = parsed.raise_first_problem().explicit_values()
     gpus = gpus_of(recipe, count)
     serves = starts_server(recipe)
     layout, config = choose_layout(recipe, gpus, accelerate_config, serves)
@@ -84,7 +84,7 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
     refuse_used(used)
     with handling(STOPPING, end_at_once):
         # Before a server is started, which takes minutes, or torch is imported.
-        refuse_early(parsed, config.says if config else {})
+        refuse_early(parsed, config.content if config else {})
         if config is not None or serves:
             return _launch(recipe, fields, layout, config, used)
         # CUDA and OpenMP will see these variables.
@@ -127,24 +127,24 @@ def _training(argv: Sequence[str], config: Config | None, processes: int) -> lis
     launch = [sys.executable, "-m", "grpo_math.train.ranks", "--config_file", str(config.path)]
     launch += ["--num_processes", str(processes)]
     # accelerate's default is port 29500, and accelerate warns if another run on this machine has the port.
-    if not config.says.get("main_process_port"):
+    if not config.content.get("main_process_port"):
         launch += ["--main_process_port", str(free_port())]
     return [*launch, "-m", TRAINING, *argv]
 
 
 def _watch(training: SupervisedCommand, server: ServerProcess | None, may_restart: bool) -> int:
     """Return the exit code of training. Signals are passed on to it; a second Ctrl-C also raises KeyboardInterrupt."""
-    asked = 0
+    requested = 0
 
     def ask(number: int, frame: Any) -> None:
-        nonlocal asked
+        nonlocal requested
         leave_lost_terminal()
         # Training has not started yet, or has ended: there is nothing to finish.
         if not send(TRAINING, number):
             training.end()
-        if number == signal.SIGINT and asked == INTERRUPTED:
+        if number == signal.SIGINT and requested == INTERRUPTED:
             raise KeyboardInterrupt
-        asked = max(asked, INTERRUPTED if number == signal.SIGINT else EX_TEMPFAIL)
+        requested = max(requested, INTERRUPTED if number == signal.SIGINT else EX_TEMPFAIL)
 
     with handling((signal.SIGINT, *STOPPING), ask):
         while training.running:
@@ -158,4 +158,4 @@ def _watch(training: SupervisedCommand, server: ServerProcess | None, may_restar
             time.sleep(0.2)
         code = training.wait()
         # Training that was ended before it handled the signal has another code.
-        return asked if asked and code else code
+        return requested if requested and code else code

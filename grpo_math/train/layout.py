@@ -41,31 +41,31 @@ class Config(NamedTuple):
     """An accelerate config: its path and its content."""
 
     path: Path
-    says: dict[str, Any]
+    content: dict[str, Any]
 
 
 def _config(name: str) -> Config:
     """Read a config by its path, or by its name in accelerate_configs/."""
-    path, says = accelerate_file(name), accelerate.accelerate_config(name)
-    if says.get("distributed_type") == "DEEPSPEED" and "deepspeed" not in versions():
+    path, content = accelerate_file(name), accelerate.accelerate_config(name)
+    if content.get("distributed_type") == "DEEPSPEED" and "deepspeed" not in versions():
         remedy = "install it with this package's extra deepspeed, or leave accelerate_config out"
         raise ConfigError("accelerate_config", name, "needs DeepSpeed, which is not installed", remedy)
-    if int(says.get("num_machines") or 1) > 1:
+    if int(content.get("num_machines") or 1) > 1:
         reason = "is for several machines, and grpo-math train starts the processes of one"
         raise ConfigError("accelerate_config", name, reason, "run accelerate launch on each of them")
     # accelerate would replace CUDA_VISIBLE_DEVICES, which has the layout.
-    if says.get("gpu_ids") not in (None, "all"):
+    if content.get("gpu_ids") not in (None, "all"):
         raise ConfigError("accelerate_config", name, "sets gpu_ids", "leave them out, and set CUDA_VISIBLE_DEVICES")
-    return Config(path, says)
+    return Config(path, content)
 
 
 def choose_layout(
-    recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: str | None, serves: bool
+    recipe: Mapping[str, Any], gpus: Sequence[Gpu], requested: str | None, serves: bool
 ) -> tuple[Layout, Config | None]:
     """Return the layout and its accelerate config (None: a single process without one). Print both, and why."""
-    config = _config(asked) if asked is not None else None
+    config = _config(requested) if requested is not None else None
     if not gpus:
-        processes = int(config.says.get("num_processes") or 1) if config else 1
+        processes = int(config.content.get("num_processes") or 1) if config else 1
         return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), config
     layout, config, problems = _planned(recipe, gpus, config)
     if config is None and layout.policy > 1:
@@ -79,23 +79,23 @@ def choose_layout(
 
 
 def _planned(
-    recipe: Mapping[str, Any], gpus: Sequence[Gpu], asked: Config | None
+    recipe: Mapping[str, Any], gpus: Sequence[Gpu], requested: Config | None
 ) -> tuple[Layout, Config | None, Sequence[str]]:
-    """Return the layout, the accelerate config that was asked for or is the first that fits, and what may not fit."""
-    configs: dict[str, Config | None] = {"": asked}
-    if asked is None and "deepspeed" in versions():
+    """Return the layout, the accelerate config that was requested or is the first that fits, and what may not fit."""
+    configs: dict[str, Config | None] = {"": requested}
+    if requested is None and "deepspeed" in versions():
         configs |= {name: _config(name) for name in accelerate.shipped_configs(recipe) if name}
-    contents = {name: config.says if config else None for name, config in configs.items()}
+    contents = {name: config.content if config else None for name, config in configs.items()}
     try:
         # The plan counts all GPUs alike, so the smallest one decides.
-        name, counted = planner.choose(
+        name, plan = planner.choose(
             recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus), calibration=calibration.stored()
         )
     except NotPlanned as error:
         say("plan", str(error))
         layout = planner.unplanned_layout({**defaults(), **recipe}, set(recipe), len(gpus))
-        return layout._replace(why="the plan cannot compute this recipe's memory"), asked, []
-    return counted.layout, configs[name], counted.problems
+        return layout._replace(why="the plan cannot compute this recipe's memory"), requested, []
+    return plan.layout, configs[name], plan.problems
 
 
 def roles(layout: Layout, gpus: Sequence[Gpu]) -> str:

@@ -34,7 +34,7 @@ from grpo_math.generation.models import absolute_path, check_weights, load_token
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
-from grpo_math.report.finish import conclude
+from grpo_math.report.finish import finish_run
 from grpo_math.report.trackers import Trackers
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.functions import no_reward
@@ -42,7 +42,7 @@ from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 from grpo_math.run.files import write_json
-from grpo_math.run.log import Shortened, StopOnSignal, Watchdog
+from grpo_math.run.log import StopOnSignal, TrimLogHistory, Watchdog
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
@@ -98,7 +98,7 @@ def build_settings(read: recipe.Recipe) -> Settings:
     # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
-    warning_lines(Setup(read.sound(), int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
+    warning_lines(Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
@@ -140,9 +140,9 @@ def train(settings: Settings, stop: Stop) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, TemporaryDirectory() as elsewhere:
+        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, TemporaryDirectory() as scratch:
             if settings.arguments.dry_run:  # the trainer's constructor makes folders
-                settings.config.output_dir = elsewhere
+                settings.config.output_dir = scratch
             run = TrainingRun(settings, run_dir)
             if run.prepare() and not settings.arguments.dry_run:
                 run.attach(watchdog, stop)
@@ -210,7 +210,7 @@ class TrainingRun:
         for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
-        use = lock.refuse_used if arguments.dry_run else lock.hold
+        use = lock.refuse_used if arguments.dry_run else lock.acquire
         broadcast_from_main(lambda: use(self.run_dir))
         checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
         config.resume_from_checkpoint = checkpoint
@@ -218,7 +218,7 @@ class TrainingRun:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             # The push of this run may have failed. The same command tries again.
             if config.process_index == 0 and not arguments.dry_run:
-                conclude(config, self.target, self.pushes)
+                finish_run(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(path)
@@ -228,8 +228,8 @@ class TrainingRun:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
             threads = f"; threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)" if kind == "cpu" else ""
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
-            if about := setup.problems.evaluation.about:
-                print(about, flush=True)
+            if note := setup.problems.evaluation.line:
+                print(note, flush=True)
             if arguments.dry_run:
                 print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
@@ -245,16 +245,16 @@ class TrainingRun:
         }
         trainer.remove_callback(RunFiles)
         self.writer = RunWriter(trainer)
-        # The way of TRL's own values to wandb, trackio and other trackers. Not on_log of the handler, after which the
-        # line of the step would not be logged.
+        # Findings reach wandb, trackio and other trackers as TRL's values do. Not by on_log of the handler: the line of
+        # the step would then not be logged.
         findings = Diagnosis(self.writer, self.resolved, partial(trainer.callback_handler.call_event, "on_log"))
-        for callback in (self.writer, Shortened(), watchdog, findings):
+        for callback in (self.writer, TrimLogHistory(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
             # First: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)
-            explicit = resume.explicit_settings(read.values, read.given)
+            explicit = resume.explicit_settings(read.values, read.explicit)
             self.writer.write_settings({**self.resolved, "stated": explicit}, ["grpo_math.train", *read.argv])
             resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
@@ -303,12 +303,12 @@ class TrainingRun:
         self.evaluate("after")
         self.compare_best()
         if self.is_main:
-            # Before conclude(): if the push fails, the same command pushes again and does not train.
+            # Before finish_run(): if the push fails, the same command pushes again and does not train.
             self.writer.write_finished(weights=self.target.name)
-            conclude(self.config, self.target, self.pushes)
+            finish_run(self.config, self.target, self.pushes)
 
     def compare_best(self) -> None:
-        """Print if the best checkpoint and the last weights differ. The trainer has the best weights afterwards."""
+        """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""
         state, plan = self.trainer.state, self.setup.problems.evaluation
         best = state.best_global_step if self.arguments.keep_best else None
         # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
@@ -353,13 +353,13 @@ class TrainingRun:
         return values
 
 
-def _lay_out_memory(stated: dict[str, Any]) -> None:
+def _lay_out_memory(recipe: dict[str, Any]) -> None:
     """Let torch's allocator grow its segments, which leaves fewer holes, unless the user has set the variable.
 
     vLLM's sleep mode does not work with such segments.
     """
     # torch reads both names, so this value could win over the one that the user has set under the new name.
-    if generates(stated) != "colocate" and "PYTORCH_ALLOC_CONF" not in os.environ:
+    if generates(recipe) != "colocate" and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 

@@ -1,4 +1,4 @@
-"""Refuse to resume another run, or with another number of processes; archive what the resumed run writes again.
+"""Refuse to resume another run, or a run with too many or too few processes; archive the steps that are trained again.
 
 run/resume.py decides where a run begins.
 
@@ -31,12 +31,12 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     existing = start.config
     if existing is not None:
         lines = resume.changed_problems(start.run_dir, setup.problems.hashes)
-        of_checkpoints = {"DEEPSPEED", "FSDP"} & {str(existing.get("distributed_type"))}
+        saved = {"DEEPSPEED", "FSDP"} & {str(existing.get("distributed_type"))}
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
-        if of_checkpoints != (now := checkpoint_kinds(config)):
-            lines.append(f"distributed_type: {', '.join(of_checkpoints) or 'NO'} -> {', '.join(now) or 'NO'}")
+        if saved != (now := checkpoint_kinds(config)):
+            lines.append(f"distributed_type: {', '.join(saved) or 'NO'} -> {', '.join(now) or 'NO'}")
         resume.refuse_changed(start.run_dir, lines, mode, fields())
-        # After the refusal: a finished run of other settings is not the run that was asked for.
+        # After the refusal: a finished run of other settings is not the requested run.
         if start.named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
     checkpoint, damaged = start.checkpoint()

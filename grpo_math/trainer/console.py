@@ -28,7 +28,7 @@ PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report h
 GROUPS: dict[str, tuple[str, ...]] = {
     # The means of the reward functions follow the first two.
     "step": (
-        *(metrics.REWARD, metrics.ACCURACY, metrics.REWARD_STD, metrics.DEGENERATE, metrics.FORMAT_KEPT),
+        *(metrics.REWARD, metrics.ACCURACY, metrics.REWARD_STD, metrics.DEGENERATE, metrics.FORMAT_RATE),
         metrics.ACCURACY_IN_FORMAT,
     ),
     "completions": (metrics.LENGTH_MEAN, metrics.TRUNCATED, metrics.ENTROPY, metrics.SKIPPED),

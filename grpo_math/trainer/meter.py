@@ -93,7 +93,7 @@ def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], s
     groups = [correct[start : start + size] for start in range(0, len(correct), size)]
     log = {}
     if None not in in_format:
-        log[metrics.FORMAT_KEPT] = in_format.count(True) / len(correct)
+        log[metrics.FORMAT_RATE] = in_format.count(True) / len(correct)
         log[metrics.ACCURACY_IN_FORMAT] = [*zip(correct, in_format, strict=True)].count((True, True)) / len(correct)
     return {
         **log,

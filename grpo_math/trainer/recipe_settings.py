@@ -40,12 +40,12 @@ def build(read: Recipe) -> Settings:
 
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
-    deepspeed_config(read.sound().values, None)  # rejects a missing file
+    deepspeed_config(read.raise_first_problem().values, None)  # rejects a missing file
     values = {**OURS, **read.explicit_values()}
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
-        batch = plan(read.values, read.given, int(os.environ.get("WORLD_SIZE", 1)))
+        batch = plan(read.values, read.explicit, int(os.environ.get("WORLD_SIZE", 1)))
         values |= evaluation_settings(read.values)
         values |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         arguments, config, model = (
@@ -58,7 +58,7 @@ def build(read: Recipe) -> Settings:
         if isinstance(error, OSError) and error.filename:
             raise Unreadable(error, error.filename) from None
         message = " ".join(str(error).split())
-        mentioned = [name for name in read.given if re.search(rf"(?<!\w){name}(?!\w)", message)]
+        mentioned = [name for name in read.explicit if re.search(rf"(?<!\w){name}(?!\w)", message)]
         if name := max(mentioned, key=len, default=None):
             raise ConfigError(name, read.values[name], f"is refused ({message})", "give another value") from None
         raise UserError(f"{message}: change that setting") from None

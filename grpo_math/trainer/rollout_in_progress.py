@@ -26,7 +26,7 @@ from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
-from grpo_math.rewards.guard import checked
+from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import (
     GRADE,
     GRADE_TIMEOUT,
@@ -258,7 +258,7 @@ class RolloutMaker:
             # Wrap for this call only; `reward_funcs` stays the user's list. TRL calls a model itself, with tokens
             # instead of columns.
             functions = [
-                one if isinstance(one, torch.nn.Module) else checked(one, added, errors) for one in trainer.reward_funcs
+                one if isinstance(one, torch.nn.Module) else guarded(one, added, errors) for one in trainer.reward_funcs
             ]
             with replaced(trainer, reward_funcs=functions):
                 rewards = trl_method(inputs, *arguments)

@@ -26,6 +26,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
+from grpo_math.settings.rules import NO_PREFETCH
 from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class RolloutQueue:
             "environments": trainer.environment_factories,
         }
         if name := next((name for name, value in requesters.items() if value), None):
-            raise ConfigError(
-                "staleness", 1, f"cannot prefetch: {name} change what is requested from vLLM", "leave it at 0"
-            )
+            raise ConfigError("staleness", 1, NO_PREFETCH.format(name), "leave it at 0")
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
 

@@ -86,13 +86,13 @@ class RunFiles(RunWriter):
             self.earlier_steps = self.last_step()
         elif state.global_step == 0 and (config.exists() or finished.exists()):
             # A new run in a used folder: the report must not mix the two runs.
-            self.archive(earlier.files_of_run(self.run_dir))
+            self.archive(earlier.run_files(self.run_dir))
         super().on_train_begin(args, state, control, **kwargs)
         # finished.json and after.json belong to the last weights, which change now.
         if state.global_step < state.max_steps:
             finished.unlink(missing_ok=True)
             self.written.discard(self.run_dir / "after.json")
-            self.archive(earlier.files_of_run(self.run_dir, earlier.OF_LAST_WEIGHTS))
+            self.archive(earlier.run_files(self.run_dir, earlier.LAST_RESULTS))
         self.earlier = None
         self.is_first = False
         for step, values in self.evaluations:
@@ -146,7 +146,7 @@ def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
     def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
         run_dir = Path(str(trainer.args.output_dir))
         # A pattern that ends with a slash is a folder.
-        run_files = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.files_of_run(run_dir)]
+        run_files = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.run_files(run_dir)]
         # With log_completions TRL writes the table, too: then the script publishes it.
         run_files = [name for name in run_files if not (trainer.log_completions and name.startswith("completions/"))]
         hidden = [".*.unfinished", lock.NAME, f"{earlier.EARLIER}/"]

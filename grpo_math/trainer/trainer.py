@@ -158,7 +158,7 @@ class MathGRPOTrainer(GRPOTrainer):
         def begin() -> Any:
             # A recipe has locked the folder already, until its report is written.
             if writes_run_files(self):
-                lock.hold(run_dir)
+                lock.acquire(run_dir)
             return checkpoint_of_script(run_dir, resume_from_checkpoint)
 
         parts.run.last_step = None

@@ -341,7 +341,7 @@ WORDS = [
         "collapse",
         {},
         steady(steps=16, reward_min=0.0, reward_max=lambda s: float(s == 3)),
-        "1 of the 3 lines up to step 3 hold a reward, none in steps 4 to 16; keep checkpoint-5",
+        "1 of the 3 lines up to step 3 have a reward, none in steps 4 to 16; keep checkpoint-5",
         "learning_rate: 1e-05",
     ),
     ("reward_stuck", {}, stuck(accuracy=0.4), f"0 in {NEWEST}, 40% of the answers correct", "rewards: [accuracy]"),

@@ -32,7 +32,7 @@ ONE_OF_EACH_CHECK = list(
 )
 # What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
 LACKING = re.compile(
-    r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be had from the Hub|did not come"
+    r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be loaded from the Hub|did not come"
 )
 
 REWARDS = """

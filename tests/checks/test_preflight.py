@@ -58,7 +58,7 @@ def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
         "run/config.yaml": yaml.safe_dump(
-            {"stated": explicit_settings(setup().settings, setup().recipe.given) | before}
+            {"stated": explicit_settings(setup().settings, setup().recipe.explicit) | before}
         ),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
@@ -323,8 +323,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [],
             {"files": run_of(seed=1)},
             [
-                "error: output_dir='run' holds a run with other settings (seed: 1 -> 42). Remedy: name a new folder, "
-                "give the settings that it had, or add --resume force to go on with these"
+                "error: output_dir='run' contains a run with other settings (seed: 1 -> 42). Remedy: name a new "
+                "folder, give the settings that it had, or add --resume force to continue with these"
             ],
         ),
         (["--seed", "1", "--resume_from_checkpoint", "run/checkpoint-12"], {"files": run_of(seed=1)}, []),
@@ -669,7 +669,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--push_to_hub"],
             {"env": HUB | {"HF_TOKEN": ""}},
-            ["error: the Hub wants a token. Remedy: run hf auth login, or set HF_TOKEN"],
+            ["error: the Hub requires a token. Remedy: run hf auth login, or set HF_TOKEN"],
         ),
         (["--push_to_hub", "--hub_token", "hf_x"], {"env": HUB | {"HF_TOKEN": ""}, "queue": [(200, ADA)]}, []),
         (
@@ -690,7 +690,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             ["--push_to_hub"],
             {"env": HUB, "queue": [(500, "")]},
-            ["warning: the Hub cannot be asked (HfHubHTTPError). Remedy: push later: grpo-math push"],
+            ["warning: the Hub cannot be reached (HfHubHTTPError). Remedy: push later: grpo-math push"],
         ),
     ],
 }

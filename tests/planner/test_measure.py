@@ -94,7 +94,7 @@ def test_a_token_goes_through_two_of_four_experts(measuring):
 def test_a_model_that_sees_is_measured_whole(measuring, tmp_path):
     whole = tiny_model("qwen3_5")
     whole.save_pretrained(tmp_path)
-    (answer,) = measuring((model.plain(model.read_config(str(tmp_path))), None))
+    (answer,) = measuring((model.shape_fields(model.read_config(str(tmp_path))), None))
     assert answer["total"] == whole.num_parameters()
     assert {"model.visual.blocks.0.attn.qkv", "model.language_model.layers.0.self_attn.q_proj"} <= {*answer["paths"]}
 

@@ -284,9 +284,9 @@ def test_without_local_data_the_hub_is_asked_with_configuration_and_revision(hub
 def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monkeypatch, folder):
     monkeypatch.setenv("GRPO_MATH_DATA", folder)
     message = (
-        "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be had from the Hub "
+        "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be loaded from the Hub "
         "(OSError: [Errno -2] Name or service not known): "
-        "set GRPO_MATH_DATA to a folder that holds gsm8k/test.jsonl, or pass --dataset generated"
+        "set GRPO_MATH_DATA to a folder that contains gsm8k/test.jsonl, or pass --dataset generated"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         load_problems("gsm8k", "test")
@@ -430,7 +430,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason_alone(tmp_path, cap
 def test_the_lists_of_one_object_are_splits(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"dev": ROWS, "test": ROWS[:1]}))
     assert len(load_problems(str(tmp_path / "a.json"), "test")) == 1
-    with pytest.raises(UserError, match=r"a\.json holds the lists dev, test: name one as the split"):
+    with pytest.raises(UserError, match=r"a\.json contains the lists dev, test: name one as the split"):
         load_problems(str(tmp_path / "a.json"))
 
 
@@ -453,12 +453,12 @@ def test_columns_may_be_a_mapping(tmp_path):
     (row,) = load_problems(file, columns=columns)
     assert (row["problem"], row["answer"]) == ("a?", "7")
     (tmp_path / "recipe.yaml").write_text(json.dumps({"dataset": file, "columns": columns}))
-    assert read(["--config", str(tmp_path / "recipe.yaml")]).sound().values["columns"] == as_text(columns)
+    assert read(["--config", str(tmp_path / "recipe.yaml")]).raise_first_problem().values["columns"] == as_text(columns)
 
 
 def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
     train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
-    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).sound().values
+    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).raise_first_problem().values
     with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* give --eval_columns answer=gold_text;"):
         RecipeProblems(settings).evaluation  # noqa: B018
 

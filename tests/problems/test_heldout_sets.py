@@ -13,7 +13,7 @@ EVERY = ("--heldout_every", "5")
 
 
 def problems(*words):
-    return RecipeProblems(read(["--dataset", "generated", "--output_dir", "run", *words]).sound().values)
+    return RecipeProblems(read(["--dataset", "generated", "--output_dir", "run", *words]).raise_first_problem().values)
 
 
 def write(path, n):
@@ -75,15 +75,15 @@ def test_a_line_says_what_is_evaluated_by_default(tmp_path):
         f"10 of the 101 problems of {file} are held out of training by a hash, to evaluate on "
         "(dataset_split and eval_split choose others)"
     )
-    assert problems("--dataset", file, "--eval_n", "4").evaluation.about == divided
-    assert problems("--dataset", file).evaluation.about == (
+    assert problems("--dataset", file, "--eval_n", "4").evaluation.line == divided
+    assert problems("--dataset", file).evaluation.line == (
         f"{divided}; before and after training 10 problems of {file}, test, are evaluated: 20 additional completions "
         "(eval_n: 0 turns it off)"
     )
-    assert problems("--eval_n", "0").evaluation.about is None
+    assert problems("--eval_n", "0").evaluation.line is None
     none = problems("--eval_dataset", str(tmp_path / "nowhere.csv"))
-    assert none.evaluation.about.startswith(
-        f"no verdict on the run: {tmp_path}/nowhere.csv cannot be read (No such file"
+    assert none.evaluation.line.startswith(
+        f"no evaluation before and after training: {tmp_path}/nowhere.csv cannot be read (No such file"
     )
     assert (none.overlap, none.evaluation.before_and_after) == (None, None)
 

@@ -71,7 +71,7 @@ REFUSED = {
     "options without letters": ({"question": SUM, "options": "6 / 8", "answer": "6"}, UNREAD.format("options", "o")),
     "a countdown": (
         {"prompt": "Make 98 of 44, 19 and 35.", "target": 98, "nums": [44, 19, 35]},
-        "has gold answers in the column 'target' that stand in their problems, as in a countdown: give --columns",
+        "has gold answers in the column 'target' that occur in their problems, as in a countdown: give --columns",
     ),
 }
 

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_math.errors import ConfigError, DataError
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.sources import SOURCES, SUITES, hub_id, parse_place
+from grpo_math.problems.sources import SOURCES, SUITES, hub_id, parse_ref
 
 CHAT = [{"role": "user", "content": "What is 3 + 4?".join(SOURCES["dapo_original"].around)}]
 # A row of each set with the columns that it has, as its loaders read them; the problem and the gold that follow.
@@ -156,8 +156,8 @@ def test_the_tolerances_are_those_of_the_sets_authors(tmp_path):
 def test_the_name_of_a_data_set_tells_where_it_comes_from(tmp_path):
     (tmp_path / "a:b@c").touch()
     assert [hub_id(name) for name in (str(tmp_path), "a/b.csv.gz")] == [None, None]
-    assert parse_place(str(tmp_path / "a:b@c")).path == str(tmp_path / "a:b@c")
-    assert parse_place("a:b:c").path == "a:b:c"
+    assert parse_ref(str(tmp_path / "a:b@c")).path == str(tmp_path / "a:b@c")
+    assert parse_ref("a:b:c").path == "a:b:c"
 
 
 def test_columns_without_a_common_name_are_named(tmp_path):
@@ -241,7 +241,7 @@ def test_splits_are_cut_and_named(tmp_path):
     for dataset in (str(folder), "gsm8k", str(file), "polaris"):
         assert {cut: [row["answer"] for row in load_problems(dataset, cut)] for cut in cuts} == cuts
     assert load_problems("gsm8k", "train[8:]")[0]["id"] == "gsm8k/train/9"
-    with pytest.raises(ConfigError, match=r"is not cut as a split can be \(.*\): write train\[200:\]"):
+    with pytest.raises(ConfigError, match=r"is not a valid part of a split \(.*\): write train\[200:\]"):
         load_problems("gsm8k", "train[x]")
     with pytest.raises(ConfigError, match=r"split='test' is not known: use one of train"):
         load_problems(str(folder), "test")

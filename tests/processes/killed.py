@@ -94,7 +94,7 @@ PLACES = {
     "call": [(python, "Answer")],  # the program has run
     "update": [(Updates, "loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
-    "sealing": [(checkpoints, "seal")],
+    "sealing": [(checkpoints, "write_manifest")],
     "best.json": [(trainers, "write_json")],
     "rotation": [(MathGRPOTrainer, "store_flos")],
     "lines": [(module, "replace_text") for module in (checkpoints, files, resume)],
@@ -134,7 +134,7 @@ def forked(job: dict) -> int:
 
 
 if __name__ == "__main__":
-    finish.print_verdict = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
+    finish.print_result = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
     jobs = json.loads(Path(sys.argv[1]).read_text())
     if "RANK" in os.environ:
         sys.exit(main(jobs[0]))

@@ -21,7 +21,7 @@ from grpo_math.cli import main
 from grpo_math.errors import PushError, UserError
 from grpo_math.report import finish
 from grpo_math.report import hub as hub_module
-from grpo_math.report.finish import conclude
+from grpo_math.report.finish import finish_run
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.log import write_config
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_is_pushed_without_the_evaluation_of_the_last_weights(hub, 
     [
         ({"HF_TOKEN": READER}, {}, "ada/sums", "may only read"),
         ({"HF_TOKEN": "hf_unknown_unknown"}, {}, "ada/sums", "does not take this token (401)"),
-        ({"HF_TOKEN": ""}, {}, "ada/sums", "the Hub wants a token: run hf auth login, or set HF_TOKEN"),
+        ({"HF_TOKEN": ""}, {}, "ada/sums", "the Hub requires a token: run hf auth login, or set HF_TOKEN"),
         ({}, {}, "datasets/ada/sums", "repo_id='datasets/ada/sums' is not a name for a model repository"),
         ({}, {}, "ada/sums--2", "is not a name for a model repository"),
         ({"HF_HUB_OFFLINE": "1"}, {}, "ada/sums", "cannot be pushed to while HF_HUB_OFFLINE is set: unset it"),
@@ -200,7 +200,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     run = Path(shutil.copytree(adapter_run, tmp_path / "my run"))
     config = SimpleNamespace(output_dir=run, hub_model_id=None, hub_private_repo=True, hub_revision=None)
     monkeypatch.setattr(hub_module, "push", pushing := Mock(return_value={"url": "http://hub/ada/sums"}))
-    conclude(config, run / "adapter", pushes=True)
+    finish_run(config, run / "adapter", pushes=True)
     pushing.assert_called_once_with(run, None, private=True, revision=None)
     out = capsys.readouterr().out.splitlines()
     assert out[0].split() == ["before", "after", "difference", "95%", "paired", "interval"]
@@ -208,7 +208,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     assert (
         json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
     )
-    monkeypatch.setattr(finish, "print_verdict", Mock())  # the report is drawn already
+    monkeypatch.setattr(finish, "print_result", Mock())  # the report is drawn already
     for error, reason, private, revision, words in (
         (KeyboardInterrupt(), "interrupted", True, None, " --private"),
         (UserError("no token"), "no token", None, "v2", " --revision v2"),
@@ -216,7 +216,7 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     ):
         pushing.side_effect, config.hub_private_repo, config.hub_revision = error, private, revision
         with pytest.raises(PushError) as failed:
-            conclude(config, run / "adapter", pushes=True)
+            finish_run(config, run / "adapter", pushes=True)
         pushing.assert_called_with(run, None, private=private, revision=revision)
         assert str(failed.value) == (
             f"the run is complete in {run}, but not on the Hub ({reason}): "

@@ -17,7 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.evaluation.paired import comparison, terminal_table
 from grpo_math.grading import GRADER
 from grpo_math.report import report, run_dir, viewer
-from grpo_math.report.finish import print_verdict
+from grpo_math.report.finish import print_result
 from grpo_math.report.plots import CSS_COLOURS, PLOTS
 
 
@@ -233,7 +233,7 @@ def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.index("<h2>Diagnosis</h2>") < page.index(str(escape(finding["message"]))) < page.index("<svg ")
     assert str(escape(finding["remedy"])) in page
-    print_verdict(run_dir.read_run(run), run / "adapter")
+    print_result(run_dir.read_run(run), run / "adapter")
     assert line in capsys.readouterr().out.splitlines()
 
 

@@ -60,7 +60,7 @@ def test_an_async_reward_has_one_loop_for_all_its_calls():
         return await asyncio.gather(*map(one, completions))
 
     for _ in range(2):
-        assert called(guard.checked(mine), ["1", "2"]) == [1.0, 2.0]
+        assert called(guard.guarded(mine), ["1", "2"]) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_reward_keeps_its_name_and_gets_the_columns_and_passes_numbers_and_non
         columns.update(more)
         return True, None, Decimal(3), torch.tensor(0.5)
 
-    guarded = guard.checked(of_kind(kind, mine), {GRADE: [1]})
+    guarded = guard.guarded(of_kind(kind, mine), {GRADE: [1]})
     assert inspect.iscoroutinefunction(guarded) == (kind != "a function")  # so that TRL awaits it
     assert called(guarded, ["a"] * 4, answer=["7"], solution=["7"]) == [1.0, None, 3.0, 0.5]
     assert columns == {"answer": ["7"], "solution": ["7"]}, "TRL's alone: grade is passed only to a parameter"
@@ -275,14 +275,14 @@ def test_a_value_of_the_trainer_goes_to_a_parameter_without_a_default_unless_the
     def named(completions, grade, max_completion_length, grade_timeout=1, **columns):
         return seen.append((grade, max_completion_length, grade_timeout, columns)) or [1.0]
 
-    guard.checked(bare, added)(prompts=["p"], completions=["a"])
-    guard.checked(functools.partial(named), added)(prompts=["p"], completions=["a"])
-    guard.checked(named, added)(prompts=["p"], completions=["a"], grade=[3], max_completion_length=[99])
+    guard.guarded(bare, added)(prompts=["p"], completions=["a"])
+    guard.guarded(functools.partial(named), added)(prompts=["p"], completions=["a"])
+    guard.guarded(named, added)(prompts=["p"], completions=["a"], grade=[3], max_completion_length=[99])
     assert seen == [(), (["ours"], 16, 1, {"prompts": ["p"]}), ([3], [99], 1, {"prompts": ["p"]})]
     # A built-in around a function of the user passes each what it takes.
     gate = gated(bare, on=REWARDS["accuracy"])
     right = {GRADE: [Grade(Verdict.CORRECT, "1")]}
-    assert guard.checked(gate, right)(prompts=["p"], completions=["a"]) == [1.0]
+    assert guard.guarded(gate, right)(prompts=["p"], completions=["a"]) == [1.0]
 
 
 def test_a_reward_of_nan_is_none_with_one_warning(capsys):
@@ -290,7 +290,7 @@ def test_a_reward_of_nan_is_none_with_one_warning(capsys):
         return [math.nan, torch.tensor(math.nan), 1]
 
     for _ in range(2):
-        assert guard.checked(sometimes)(prompts=["p"] * 3, completions=["a"] * 3) == [None, None, 1.0]
+        assert guard.guarded(sometimes)(prompts=["p"] * 3, completions=["a"] * 3) == [None, None, 1.0]
     assert capsys.readouterr().err.count("reward function sometimes returned NaN") == 1
 
 
@@ -319,11 +319,11 @@ def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(
         return returned
 
     with pytest.raises(UserError, match=f"^reward function mine {message}" if message else "seed=-1") as caught:
-        called(guard.checked(of_kind(kind, mine)), ["a", "b"])
+        called(guard.guarded(of_kind(kind, mine)), ["a", "b"])
     assert "\n" not in str(caught.value)
     errors = []
-    assert called(guard.checked(of_kind(kind, mine), errors=errors), ["a", "b"]) == [0.0, 0.0]
-    assert called(guard.checked(REWARDS["accuracy"], errors=errors), ["a"]) == [0.0]
+    assert called(guard.guarded(of_kind(kind, mine), errors=errors), ["a", "b"]) == [0.0, 0.0]
+    assert called(guard.guarded(REWARDS["accuracy"], errors=errors), ["a"]) == [0.0]
     assert str(errors[0]) == str(caught.value), "the first error is the reason"
 
 
@@ -338,9 +338,9 @@ def test_an_error_names_the_line_of_the_reward_that_led_to_it(is_async):
     mine = later if is_async else plain
     position = f"{__file__}:{mine.__code__.co_firstlineno + 1}"
     with pytest.raises(RewardError, match=f" at {position}: training stops instead of assuming a reward of 0"):
-        called(guard.checked(mine), ["a"])
+        called(guard.guarded(mine), ["a"])
     with pytest.raises(RewardError, match="at its call: training stops"):
-        guard.checked(lambda completions: [1.0])(["p"], ["a"])
+        guard.guarded(lambda completions: [1.0])(["p"], ["a"])
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_a_signal_that_comes_within_a_reward_is_no_failure_of_it(number, raised)
         return [1.0]
 
     with stopping(), pytest.raises(raised):
-        guard.checked(mine, errors=[])(["p"], ["a"])
+        guard.guarded(mine, errors=[])(["p"], ["a"])
 
 
 @pytest.mark.parametrize("kind", ["a function", "async"])
@@ -370,7 +370,7 @@ def test_a_slow_reward_is_named_and_what_it_changes_in_torch_but_the_random_stat
         return [float(torch.rand(()))]
 
     torch.manual_seed(0)
-    guarded = guard.checked(of_kind(kind, mine))
+    guarded = guard.guarded(of_kind(kind, mine))
     first = called(guarded, ["a"], pause=0.3)
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
     assert capsys.readouterr().err.splitlines() == [

@@ -30,7 +30,7 @@ def test_a_file_of_the_user_stays_or_makes_way_and_the_line_names_it(tmp_path, c
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "history.jsonl").touch()
-    assert earlier.files_of_run(tmp_path) == []
+    assert earlier.run_files(tmp_path) == []
     earlier.archive(tmp_path, earlier.in_the_way(tmp_path, earlier.TRAINING))
     assert capsys.readouterr().err == f"moved    config.yaml, finished.json to {tmp_path}/earlier/1\n"
     assert tree(tmp_path) == [

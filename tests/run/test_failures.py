@@ -20,7 +20,7 @@ from small_runs import history, rank, settings, start, steps_done, two, until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from grpo_math.run.checkpoints import seal
+from grpo_math.run.checkpoints import write_manifest
 from grpo_math.run.failures import LostRank, failure, limit_waiting
 
 NUMBERS = torch.rand(1_000_000)
@@ -55,7 +55,7 @@ def test_any_other_error_is_one_if_it_names_a_file_of_the_run(number, tmp_path):
 def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3/state_0.pt").write_text("")
-    seal(tmp_path / "checkpoint-3")
+    write_manifest(tmp_path / "checkpoint-3")
     after = RuntimeError("gloo: Connection closed by peer\nmore")
     wrapped = ValueError("while logging")
     wrapped.__context__ = after

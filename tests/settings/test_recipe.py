@@ -36,7 +36,7 @@ def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_cha
         else []
     )
     assert {field: recipe.values[field] for field in fields} == fields
-    assert recipe.given - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
+    assert recipe.explicit - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
     assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
     other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run", *teacher])
     assert other.values["loss_type"] == "bnpo"
@@ -64,8 +64,8 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
     )
     # Equal values need no line, though the command line has texts.
     assert typed.notes == [
-        "epsilon_high='0.3' stays, and --method dapo has 0.28: state the one you want",
-        "rewards=['accuracy'] stays, and --method dapo has ['accuracy', 'overlong']: state the one you want",
+        "epsilon_high='0.3' stays, and --method dapo has 0.28: set the one you want",
+        "rewards=['accuracy'] stays, and --method dapo has ['accuracy', 'overlong']: set the one you want",
     ]
     assert typed.replaced == [
         "reward_weights [1, 2] is dropped with its rewards, by --method dapo",
@@ -158,7 +158,7 @@ def test_a_system_prompt_may_be_a_file(tmp_path):
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
-    assert read(words).sound().explicit_values() == values
+    assert read(words).raise_first_problem().explicit_values() == values
 
 
 def test_variables_are_written_as_a_shell_would_have_them(tmp_path, monkeypatch):

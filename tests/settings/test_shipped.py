@@ -32,7 +32,7 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, cap
     monkeypatch.chdir(tmp_path)
     assert [main(["train", "--copy", name]) for _ in range(2)] == [0, 2]
     assert Path(file).read_bytes() == (ROOT / folder / file).read_bytes()
-    refusal = f"error: copy={name!r} is here already, as {file}: rename that, or go to another folder\n"
+    refusal = f"error: copy={name!r} exists already, as {file}: rename that, or go to another folder\n"
     assert capsys.readouterr() == (f"copied   {file}\n", refusal)
 
 

@@ -62,7 +62,7 @@ def recipe(folder, **output) -> str:
 
 
 def test_a_recipe_of_trls_fields_and_open_r1s_rewards_becomes_our_fields(tmp_path):
-    results = read(["--config", recipe(tmp_path, **OPEN_R1)]).sound()
+    results = read(["--config", recipe(tmp_path, **OPEN_R1)]).raise_first_problem()
     assert {**results.explicit_values(), **OURS} == results.explicit_values()
     assert sorted(note.split()[0].partition("=")[0] for note in results.notes) == [  # one line each
         *("do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"),
@@ -84,7 +84,7 @@ def test_an_open_r1_recipe_trains(tmp_path, monkeypatch):
 
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
-    results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).sound()
+    results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).raise_first_problem()
     assert results.explicit_values()["rewards"] == ["accuracy", "my_rewards.deep:short"]
     assert (results.values["prompt_template"], results.values["eval_split"]) == ("as_is", "dev")
     assert results.notes == []
@@ -96,8 +96,8 @@ def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path
 
 
 def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
-    assert read(["--config", recipe(tmp_path, drop_solved=0.0)]).sound().notes == []
-    (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).sound().notes
+    assert read(["--config", recipe(tmp_path, drop_solved=0.0)]).raise_first_problem().notes == []
+    (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).raise_first_problem().notes
     assert note.startswith("drop_solved=0.9 has no effect: of grpo_math 0.2, whose measurement showed no difference")
     # A run of that version resumes if the field was off.
     assert resume.changed({"stated": {"drop_solved": 0.0}}, {}, set(), fields()) == []
@@ -106,7 +106,7 @@ def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
 
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
     fields = {"chat_template": "{{ x }}", "cosine_max_len": 1000, "soft_punish_cache": 8, "code_language": "python"}
-    notes = read(["--config", recipe(tmp_path, **fields, num_processes=8)]).sound().notes
+    notes = read(["--config", recipe(tmp_path, **fields, num_processes=8)]).raise_first_problem().notes
     assert sorted(note.partition(" ")[0].partition("=")[0] for note in notes) == sorted([*fields, "num_processes"])
     assert sum(" has no effect: of open-r1, not here: " in note for note in notes) == len(fields)
     # A number in YAML, as a configuration may be named by its year.
@@ -115,7 +115,7 @@ def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
-    results = read(given).sound().explicit_values()
+    results = read(given).raise_first_problem().explicit_values()
     assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 
@@ -169,14 +169,14 @@ def test_a_renamed_field_of_open_r1_is_a_hint(name, field):
     ],
 )
 def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, template, note, tmp_path):
-    results = read([*words, "--config", recipe(tmp_path, seed=1, **written)]).sound()
+    results = read([*words, "--config", recipe(tmp_path, seed=1, **written)]).raise_first_problem()
     assert results.values["prompt_template"] == template
     assert [line[: len(note or "")] for line in results.notes] == [note] * (note is not None)
 
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
     ours = {*fields(), *translate.SCRIPTS}
-    assert {*translate.OURS.values(), *translate.MEANT.values()} <= ours
+    assert {*translate.OURS.values(), *translate.SYNONYMS.values()} <= ours
     assert len({*translate.OURS.values()}) == len(translate.OURS), "each field has one old name"
     assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
@@ -189,7 +189,7 @@ def test_every_field_and_reward_of_trl_grpo_is_known():
     from trl.scripts import grpo
     from trl.scripts.grpo import GRPOScriptArguments
 
-    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.NO_EFFECT, *translate.MEANT}
+    known = {*fields(), *translate.SAME, *translate.SCRIPTS, *translate.NO_EFFECT, *translate.SYNONYMS}
     assert set(GRPOScriptArguments.__dataclass_fields__) <= known
     registry = next(
         node.value

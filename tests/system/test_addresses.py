@@ -5,7 +5,7 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
-from grpo_math.settings.vllm import elsewhere, starts_server
+from grpo_math.settings.vllm import external_server, starts_server
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import Client
 from grpo_math.train.serve import server_start
@@ -32,7 +32,7 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
     assert url_of(host, 80) == url
     assert is_address(url)
     assert starts_server({**SERVED, "vllm_server_host": host}) == is_here
-    assert elsewhere({**SERVED, "vllm_server_host": host}) == ("" if is_here else host)
+    assert external_server({**SERVED, "vllm_server_host": host}) == ("" if is_here else host)
     # The launcher reaches a server that it has started itself at the address of the host.
     if needs_key:
         with pytest.raises(ConfigError, match=r"host=.* lets other machines use the server"):

@@ -23,7 +23,7 @@ def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
     nvidia_smi(THREE, "GPU-bb, 12\\nGPU-bb, 13\\n")
     idle, held, used = visible_gpus()
     assert idle == Gpu(0, 24.0, "")
-    assert held.used_by == "something that holds 8.8 GB", "as in a container, which hides the processes of others"
+    assert held.used_by == "a hidden process with 8.8 GB", "as in a container, which hides the processes of others"
     assert used.used_by == "process 12, 13"
     assert count_and_gb() == (3, 24.0)
 
@@ -33,7 +33,7 @@ def test_a_card_that_also_draws_a_desktop_is_free_and_has_the_rest_of_its_memory
     desktop, larger, held = visible_gpus()
     assert desktop == Gpu(0, 7292 / 1024, "")
     assert larger.used_by == ""
-    assert held == Gpu(2, 8.0, "something that holds 4.1 GB")
+    assert held == Gpu(2, 8.0, "a hidden process with 4.1 GB")
 
 
 @pytest.mark.parametrize(

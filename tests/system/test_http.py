@@ -38,7 +38,7 @@ def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, mo
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "URL wants a key: set K to the server's"), (400, "URL/x answers 400: no: ***")]
+    ("status", "message"), [(401, "URL requires a key: set K to the server's"), (400, "URL/x answers 400: no: ***")]
 )
 def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeats_it(status, message, server, caplog):
     caplog.set_level(logging.DEBUG)

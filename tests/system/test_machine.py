@@ -133,7 +133,7 @@ HOLDS = """
 import os, sys, time
 from pathlib import Path
 from grpo_math.run import lock
-lock.hold(Path(sys.argv[1]))
+lock.acquire(Path(sys.argv[1]))
 if not os.fork():
     print(os.getpid())  # it has let the lock go by now
     time.sleep(600)
@@ -162,22 +162,22 @@ def test_another_process_is_refused_until_the_first_is_killed(other, tmp_path, c
     run_dir, owner = tmp_path / "run", f"process {other.pid} on {socket.gethostname()}"
     assert lock.owner(run_dir) == owner
     with pytest.raises(ConfigError, match=f"output_dir='.*' is in use: {owner} trains there: wait until"):
-        lock.hold(run_dir)
+        lock.acquire(run_dir)
     # The run has ended, and its report is still written.
     (run_dir / "finished.json").write_text("{}")
     assert main(["demo", "--output_dir", str(run_dir)]) == 2
     assert f"is in use: {owner} trains there" in capsys.readouterr().err
     other.kill()
     other.wait()
-    lock.hold(run_dir)
+    lock.acquire(run_dir)
     assert lock.owner(run_dir) is None, "it is our own"
     assert (run_dir / lock.NAME).read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
 
 
 def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-    lock.hold(tmp_path)
-    assert "cannot be locked (No locks available): see that no other run writes to it" in capsys.readouterr().err
+    lock.acquire(tmp_path)
+    assert "cannot be locked (No locks available): check that no other run writes to it" in capsys.readouterr().err
 
 
 def test_a_reader_that_asks_for_the_owner_delays_a_run_for_an_instant_and_does_not_refuse_it(tmp_path):
@@ -187,4 +187,4 @@ def test_a_reader_that_asks_for_the_owner_delays_a_run_for_an_instant_and_does_n
         fcntl.flock(file, fcntl.LOCK_SH)
         assert lock.owner(tmp_path) is None
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
-        lock.hold(tmp_path)
+        lock.acquire(tmp_path)

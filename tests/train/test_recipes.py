@@ -79,7 +79,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
 def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, accelerate):
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
-    given = read(["--config", str(path), *settings.split()]).sound().explicit_values()
+    given = read(["--config", str(path), *settings.split()]).raise_first_problem().explicit_values()
     assert planner.plan(given, {"": accelerate_config(accelerate)}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 

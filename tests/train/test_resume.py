@@ -257,7 +257,7 @@ FINISHED = {
 def finished(small, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("finished")
-    with patch.object(finish, "print_verdict"):  # half of a short run's time
+    with patch.object(finish, "print_result"):  # half of a short run's time
         assert program.main(arguments(small, folder / "run", FINISHED)) == 0
     return folder
 
@@ -265,7 +265,7 @@ def finished(small, tmp_path_factory):
 @pytest.fixture
 def again(finished, small, tmp_path, capfd, monkeypatch):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
-    monkeypatch.setattr(finish, "print_verdict", Mock())
+    monkeypatch.setattr(finish, "print_result", Mock())
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
 
     def start(**changed):
@@ -305,19 +305,19 @@ def edit(run_dir, old="", new=""):
         (
             edit,
             {"learning_rate": 1e-3, "epsilon": 0.3},
-            "output_dir='RUN' holds a run with other settings (epsilon: 0.2 -> 0.3; learning_rate: 0.01 -> 0.001): "
-            "name a new folder, give the settings that it had, or add --resume force to go on with these",
+            "output_dir='RUN' contains a run with other settings (epsilon: 0.2 -> 0.3; learning_rate: 0.01 -> 0.001): "
+            "name a new folder, give the settings that it had, or add --resume force to continue with these",
         ),
         (
             lambda run_dir: edit(run_dir, "distributed_type: 'NO'", "distributed_type: DEEPSPEED"),
             {"resume": "force"},
-            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (distributed_type: DEEPSPEED -> "
-            "NO): name a new folder, or give the settings that it had",
+            "output_dir='RUN' contains a run whose checkpoints do not fit these settings (distributed_type: DEEPSPEED "
+            "-> NO): name a new folder, or give the settings that it had",
         ),
         (
             edit,
             {"resume": "force", "lora_r": 8},
-            "output_dir='RUN' holds a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new",
+            "output_dir='RUN' contains a run whose checkpoints do not fit these settings (lora_r: 4 -> 8): name a new",
         ),
         (
             lambda run_dir: edit(run_dir, "num_processes: 1", "num_processes: 2"),
@@ -333,7 +333,7 @@ def edit(run_dir, old="", new=""):
         (
             lambda run_dir: (run_dir / "problems.txt").write_text("another\n"),
             {},
-            "output_dir='RUN' holds a run with other settings (the dataset: 1 problems -> 8 problems, not all",
+            "output_dir='RUN' contains a run with other settings (the dataset: 1 problems -> 8 problems, not all",
         ),
         (
             bool,

@@ -177,7 +177,7 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     trainer = resampling(ours, "eehu" * 12 + "m" * 16, logging_steps=1)
     with results_of(trainer, "_generate_and_score_completions") as last:
         trainer.train()
-    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_THROWN_AWAY, metrics.ACCURACY)
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_DISCARDED, metrics.ACCURACY)
     drawn, kept, thrown, accuracy = (history(trainer, name) for name in names)
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
     assert sum(kept) > sum(accuracy) * 4  # more mixed groups than were drawn at first
