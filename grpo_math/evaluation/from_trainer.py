@@ -69,13 +69,11 @@ def evaluate(
     cannot be sampled by vLLM.
     """
     rows = evaluation_rows(problems)
-    all_tools = tools if isinstance(tools, Toolbox) else toolbox(tools)
+    box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
-        output_settings = Output(output, extra or {}, progress=progress)
+        target = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(
-                opened, rows, Sampling(**sampling), output_settings, tools=all_tools, grade_timeout=grade_timeout
-            )
+            return results.evaluate(opened, rows, Sampling(**sampling), target, tools=box, grade_timeout=grade_timeout)
     trainer = model
     timeout = grade_timeout or getattr(
         getattr(getattr(trainer, "grpo_math", None), "settings", None), "grade_timeout", None
@@ -85,15 +83,9 @@ def evaluate(
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
-    output_settings = Output(extra=extra or {}, progress=progress)
+    target = Output(extra=extra or {}, progress=progress)
     merged = over_ranks(
-        trainer,
-        rows,
-        drawn,
-        output_settings,
-        request,
-        tools=all_tools or trainer_toolbox(trainer),
-        grade_timeout=timeout,
+        trainer, rows, drawn, target, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
     )
     name = "after.json" if trainer.state.global_step else "before.json"
     if trainer.accelerator.is_main_process:
