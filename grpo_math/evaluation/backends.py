@@ -26,6 +26,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, ask_each, read_off, stop_ids, with_model
 from grpo_math.generation.models import (
     check_weights,
+    context_length,
     inference_dtype,
     load_adapter,
     load_base,
@@ -166,7 +167,7 @@ class Model:
         # Only the config, which is small. The weights are never loaded if a server has them.
         read = partial(AutoConfig.from_pretrained, trust_remote_code=False)
         config = self.weights.config if "weights" in self.__dict__ else loaded(self.name, read)
-        return getattr(config.get_text_config(), "max_position_embeddings", None)
+        return context_length(config)
 
     def check_context(self, longest: int) -> None:
         """Check that a prompt of ``longest`` tokens leaves room for an answer."""

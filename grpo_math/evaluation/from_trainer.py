@@ -26,8 +26,8 @@ from grpo_math.evaluation.summary import Results, summary
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
+from grpo_math.generation.models import context_length
 from grpo_math.generation.request import Request, request_from
-from grpo_math.generation.turns import engine_context
 from grpo_math.generation.vllm_server import Server
 from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import GOLDS, completion_text, read_gold_answer
@@ -166,7 +166,7 @@ class Engine(Model):
         self.backend = Backend("vllm")
         self.generation = trainer.vllm_generation
         # As in training: the engine may have a shorter context than the model.
-        self.context = engine_context(self.generation, super().context)
+        self.context = context_length(self.weights.config, self.generation)
 
     def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         if self.generation.mode == "server":

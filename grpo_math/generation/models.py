@@ -156,6 +156,18 @@ def rowwise_adapter(model: Any) -> str | None:
     return None
 
 
+def context_length(config: Any, engine: Any = None) -> int | None:
+    """Return the largest number of tokens of a prompt with its completion; None if the model's config has no limit.
+
+    ``engine``: TRL's `VLLMGeneration`, whose limit may be lower than the model's.
+    """
+    if engine is not None and engine.mode == "colocate":
+        return int(engine.llm.llm_engine.model_config.max_model_len)
+    # Models with vision have it in the config of their text model, and a model with states may have none.
+    window = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(filter(None, (window, getattr(engine, "context", None))), default=None)
+
+
 def longest_width(config: Any) -> int | None:
     """Return the padded width from which a pass has other frequencies than a narrower one, or None.
 

@@ -22,13 +22,6 @@ from grpo_math.user_functions import start
 UNLIMITED = 2**31
 
 
-def engine_context(generation: Any, window: int | None) -> int | None:
-    """Return the longest conversation that vLLM takes: the engine may have a shorter ``window`` than the model."""
-    if generation.mode == "colocate":
-        return int(generation.llm.llm_engine.model_config.max_model_len)
-    return min(filter(None, (window, getattr(generation, "context", None))), default=None)
-
-
 class Conversation:
     """A tokenizer and tools. Converts prompts and results to token ids, and a turn to a message."""
 

@@ -330,4 +330,4 @@ def _completion(choice: dict[str, Any]) -> Completion:
     logps = None
     if choice.get("logprobs"):
         logps = [None if x is None or math.isnan(x) else x for x in choice["logprobs"]["token_logprobs"]]
-    return Completion(choice["token_ids"], logps, truncated=choice.get("finish_reason") == "length")
+    return Completion(choice["token_ids"], logps)

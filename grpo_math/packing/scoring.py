@@ -17,7 +17,7 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from grpo_math.generation.models import longest_width, rowwise_adapter
+from grpo_math.generation.models import context_length, longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
@@ -109,7 +109,7 @@ def _differences(
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
-        if last := scorer.longest or getattr(config, "max_position_embeddings", None):
+        if last := scorer.longest or context_length(config):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
             near = scorer(score_unpacked, *short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)

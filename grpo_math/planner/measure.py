@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, DynamicCache, GenerationMixin
 
 from grpo_math.errors import first_line
-from grpo_math.generation.models import longest_width
+from grpo_math.generation.models import context_length, longest_width
 from grpo_math.generation.names import cache_name, experts_per_token
 from grpo_math.packing import attention, recurrent, varlen
 from grpo_math.packing.pack import GroupLayout
@@ -257,7 +257,7 @@ def shape(config: Any) -> Json:
         "heads": getattr(text, "num_attention_heads", 1),
         "vocab": head.out_features,
         "tied": head.weight is whole.get_input_embeddings().weight,
-        "max_tokens": getattr(text, "max_position_embeddings", None),
+        "max_tokens": context_length(whole.config),
         "total": total,
         "active": total - idle,
         "matrices": sum(sizes.values()),

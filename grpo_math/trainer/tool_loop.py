@@ -17,8 +17,8 @@ from accelerate.utils import gather_object
 from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.models import load_tokenizer
-from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, engine_context, run_tool_loop
+from grpo_math.generation.models import context_length, load_tokenizer
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, run_tool_loop
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
@@ -55,9 +55,7 @@ class ToolLoop:
         self.conversation = conversation
         self.rows: list[Completion] = []  # of the last generation
         self.waits = accelerator.num_processes > 1 and bool(engine or split_by(accelerator))
-        # Models with vision have it in the config of their text model, and a model with states may have none.
-        window = getattr(config.get_text_config(), "max_position_embeddings", None)
-        self.context = (engine and engine_context(engine, window)) or window or UNLIMITED
+        self.context = context_length(config, engine) or UNLIMITED
 
     def run(
         self,

@@ -79,7 +79,6 @@ THREE = """{"choices": [
     {"index": 0, "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, NaN]}},
     {"index": 1, "token_ids": [3], "logprobs": null}
 ]}"""
-CUT = (200, '{"choices": [{"index": 0, "token_ids": [4], "finish_reason": "length"}]}')
 COMPLETIONS = [Completion([1, 2], [-1.0, None]), Completion([3]), Completion([5], [-3.0])]
 
 
@@ -94,7 +93,6 @@ COMPLETIONS = [Completion([1, 2], [-1.0, None]), Completion([3]), Completion([5]
         ((200, '{"vllm_config": {}}'), Server.replicas, [None]),
         ((200, '{"vllm_config": {"parallel_config": {"data_parallel_size": 2}}}'), Server.replicas, [0, 1]),
         ((200, THREE), asked(n=3), COMPLETIONS),
-        (CUT, asked(logprobs=False), [Completion([4], truncated=True)]),
     ],
 )
 def test_an_answer_is_read(answer, call, result, server):
