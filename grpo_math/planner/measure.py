@@ -279,7 +279,7 @@ def main() -> None:
         fields, how = json.loads(line)
         fake.set_up(gpu=not (how and how["cpu"]))
         try:
-            # From a file, because only from_pretrained converts JSON's lists and infinite numbers.
+            # Load the config from a file, because only from_pretrained converts JSON's lists and infinite numbers.
             with TemporaryDirectory() as folder:
                 Path(folder, "config.json").write_text(json.dumps(fields))
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
