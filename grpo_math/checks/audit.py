@@ -9,6 +9,7 @@ Does not ask a model, and does not know whether a gold answer is right.
 
 import argparse
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from grpo_math.checks import Finding, row_kinds
 from grpo_math.checks.check_rewards import contradictions, not_correct
 from grpo_math.checks.check_services import cache_only
-from grpo_math.checks.golds import decimal_commas, in_words, plain, readings
+from grpo_math.checks.golds import INTEGER, decimal_commas, in_words, plain, readings
 from grpo_math.checks.row_kinds import (
     CONTRADICTORY,
     IN_A_TEST,
@@ -97,30 +98,31 @@ def run(args: argparse.Namespace) -> Answer:
     note = cache_only([settings["dataset"], *args.tests.split(",")])
     notes = [note] if note else []
     data, n, rows, faults = read(settings)
-    faults += [*row_faults(rows, args.prompt_tokens), *overlap_faults(rows, args.tests, settings, notes)]
-    common = most_common(rows)
-    faults.sort(key=lambda fault: fault.line)
     golds = [row["answer"] for row in rows]
     commas = decimal_commas(golds)
+    faults += [*row_faults(rows, args.prompt_tokens, commas), *overlap_faults(rows, args.tests, settings, notes)]
+    common = most_common(golds)
+    faults.sort(key=lambda fault: fault.line)
     bare = {row["line"]: plain(row["answer"], commas) for row in rows} if args.bare_numbers else {}
     # A number in a column of its own replaces the words.
-    mended = {row["line"] for row in rows if bare.get(row["line"], row["answer"]) != row["answer"]}
+    mended = {row["line"] for row in rows if bare[row["line"]] != row["answer"]} if bare else set()
     left_out = [
         fault
         for fault in faults
         if fault.kind.left_out and not (fault.line in mended and fault.kind in (IN_PROSE, NOT_CORRECT))
     ]
+    read_as = readings(golds)
     result: dict[str, Any] = {
         "ok": not faults and not common,
         "rows": n,
-        "read_as": {name: len(some) for name, some in readings(golds).items()},
+        "read_as": {name: len(some) for name, some in read_as.items()},
         "faults": [*by_kind(faults)],
         "left_out": len({fault.line for fault in left_out}),
         "most_common": common,
         "notes": notes,
         "files": write_clean(clean, data, left_out, bare) if clean else [],
     }
-    return Answer(result, "\n".join(lines(result, golds)), result["ok"] or bool(clean))
+    return Answer(result, "\n".join(lines(result, read_as)), result["ok"] or bool(clean))
 
 
 def by_kind(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
@@ -137,9 +139,9 @@ def by_kind(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
         }
 
 
-def lines(result: Mapping[str, Any], golds: Sequence[str]) -> Iterator[str]:
+def lines(result: Mapping[str, Any], read_as: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield the lines of the text output."""
-    yield f"gold answers as the grader reads them: {in_words(golds)}"
+    yield f"gold answers as the grader reads them: {in_words(read_as)}"
     for one in result["faults"]:
         yield f"{one['count']:7,}  {one['kind']}: {one['remedy']} ({'left out' if one['left_out'] else 'kept'})"
         yield from (f"         {example}" for example in one["examples"])
@@ -157,7 +159,7 @@ def check(setup: Setup) -> Iterator[Finding]:
     rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
     faults = [*single_faults(rows), *repeated(rows)]
     words = [f"{count} {kind}" for kind, count in Counter(fault.kind.name for fault in faults).most_common()]
-    if common := most_common(rows):
+    if common := most_common([row["answer"] for row in rows]):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
     if words or of_all:
@@ -204,19 +206,20 @@ def single_faults(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
             yield Fault(kind, row["line"], shown(text))
 
 
-def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
+def row_faults(rows: Stored, prompt_tokens: int, commas: bool) -> Iterator[Fault]:
     """Yield the faults of rows, alone, graded, and compared with each other."""
     yield from single_faults(rows)
-    as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
+    as_plain = partial(plain, commas=commas)
     # In batches, because the completions and grades of all rows take much memory.
     for batch in batches(bar(rows, "grading gold answers", len(rows)), GRADED):
         for row in batch:
             if len(row["problem"]) > CHARACTERS * prompt_tokens:
                 kind = LONG._replace(name=LONG.name.format(prompt_tokens))
                 yield Fault(kind, row["line"], f"about {len(row['problem']) // CHARACTERS:,} tokens")
-        for row, verdict in not_correct(batch, repaired, "boxed"):
+        others = [row for row in batch if not INTEGER.fullmatch(row["answer"])]
+        for row, verdict in not_correct(others, repaired, "boxed"):
             yield Fault(NOT_CORRECT, row["line"], verdict)
-        changed = [row for row in batch if as_plain(row["answer"]) != row["answer"]]
+        changed = [row for row in others if as_plain(row["answer"]) != row["answer"]]
         for row, verdict in not_correct(changed, as_plain, "boxed"):
             yield Fault(OWN_TEXT, row["line"], f"{shown(row['answer'])}: {verdict}")
     pairs = contradictions(rows)
@@ -228,21 +231,20 @@ def row_faults(rows: Stored, prompt_tokens: int) -> Iterator[Fault]:
 
 def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the problems that repeat an earlier one: the same numbers in order, gold answer, and most words."""
-    # Hashes first, because the words of all problems take much memory, and few have the same numbers and answer.
-    several = stored.repeated(hash(_numbers_and_gold(row)) for row in bar(rows, "comparing problems", len(rows)))
+    # Hashes of digits first, because words take much time and memory, and few problems have the same digits and answer.
+    several = stored.repeated(
+        hash((re.sub(r"\D+", "", row["problem"]), row["answer"])) for row in bar(rows, "comparing problems", len(rows))
+    )
     earlier: dict[Any, list[tuple[set[str], int]]] = {}
     for row in compress(rows, several):
-        neighbours = earlier.setdefault(_numbers_and_gold(row), [])
-        distinct = {*contamination.words(row["problem"])}
+        words = contamination.words(row["problem"])
+        numbers, distinct = tuple(word for word in words if not word.isalpha()), {*words}
+        neighbours = earlier.setdefault((numbers, row["answer"]), [])
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
         if near:
             yield Fault(REPEATED, row["line"], f"as line {near[0]}: {shown(row['problem'])}")
         elif len(neighbours) < NEIGHBOURS:
             neighbours.append((distinct, row["line"]))
-
-
-def _numbers_and_gold(row: Row) -> tuple[tuple[str, ...], str]:
-    return tuple(word for word in contamination.words(row["problem"]) if not word.isalpha()), row["answer"]
 
 
 def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
@@ -260,10 +262,10 @@ def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) ->
             yield Fault(IN_A_TEST._replace(name=IN_A_TEST.name.format(name)), row["line"], shown(row["problem"]))
 
 
-def most_common(rows: Stored | Sequence[Row]) -> dict[str, Any] | None:
-    """Return the most common gold answer if a third of the rows have it."""
-    counted = Counter(row["answer"] for row in rows).most_common(1)
-    return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(rows))), None)
+def most_common(golds: Sequence[object]) -> dict[str, Any] | None:
+    """Return the most common gold answer if it is a third of them."""
+    counted = Counter(golds).most_common(1)
+    return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(golds))), None)
 
 
 def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from grpo_math.checks import Finding
-from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain
+from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain, readings
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
-from grpo_math.grading.formats import made_up
+from grpo_math.grading.formats import example_completion
 from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.problem import Problem
@@ -141,7 +141,7 @@ def golds(setup: Setup) -> Iterator[Finding]:
 def examples(setup: Setup) -> Iterator[Finding]:
     """Count what the grader reads gold answers as, and show some, so that a wrong column is seen before the run."""
     sample = [row["answer"] for row in setup.problems.sample(GOLDS)]
-    yield Finding("info", f"gold answers as the grader reads them: {in_words(sample)}")
+    yield Finding("info", f"gold answers as the grader reads them: {in_words(readings(sample))}")
 
 
 def not_correct(
@@ -158,7 +158,7 @@ def not_correct(
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
     """Return the verdict of each answer, written as a completion in the format, against its gold answer."""
-    texts = [made_up(answer, answer_format) for answer in answers]
+    texts = [example_completion(answer, answer_format) for answer in answers]
     return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
 
 
@@ -172,9 +172,9 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported the gold answers
-    # First all correct completions, then all wrong ones of equal length.
+    # The texts are all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
-    texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
+    texts = [example_completion(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
     totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"

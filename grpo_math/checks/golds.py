@@ -8,11 +8,13 @@ r"""The reading of a gold answer, its damage, and the plain number that a model 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 
+# Most gold answers of word problems. They have no fault and need no grader.
+INTEGER = re.compile(r"-?[0-9]{1,15}")
 # Control characters left by a lost backslash, an end in a sign that needs more, and a label of the solution.
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 DAMAGED = "damaged (a lost backslash, or a label)"
@@ -61,14 +63,14 @@ def readings(golds: Sequence[str]) -> dict[str, list[str]]:
     return dict(sorted(by_reading.items(), key=lambda item: -len(item[1])))
 
 
-def in_words(golds: Sequence[str]) -> str:
+def in_words(read: Mapping[str, Sequence[str]]) -> str:
     """Return the counts of `readings`, each with three gold answers.
 
-    >>> in_words(["28", "23", "x^2"])
+    >>> in_words(readings(["28", "23", "x^2"]))
     "2 as a number ('28' = 28, '23' = 23), 1 as an expression ('x^2')"
     """
     parts = []
-    for name, some in readings(golds).items():
+    for name, some in read.items():
         shown = [
             repr(gold[:60]) + ("" if (number := value(gold)) is None else f" = {str(number)[:60]}") for gold in some[:3]
         ]
@@ -78,7 +80,7 @@ def in_words(golds: Sequence[str]) -> str:
 
 def decimal_commas(golds: Sequence[str]) -> bool:
     """Return True if these gold answers have decimal commas: more of them than decimal points."""
-    numbers = [number for gold in golds if (number := _one_number(gold))]
+    numbers = [number for gold in golds if not INTEGER.fullmatch(gold) and (number := _one_number(gold))]
     return sum(bool(COMMA.search(one)) for one in numbers) > sum(bool(POINT.search(one)) for one in numbers)
 
 

@@ -13,11 +13,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from grpo_math.checks.golds import DAMAGED, is_damaged, words
+from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, words
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
@@ -64,13 +65,13 @@ DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 # Of a problem
 DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
+# Of a text in lower case, and with words tried only where one begins: both are for speed.
 FIGURE = re.compile(
-    rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]"
-    rf"|\b(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
-    rf"|\b(?:{WORDS['alone']})"
-    rf"|\b(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
-    rf"|\b(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b",
-    re.IGNORECASE,
+    rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]|\b(?=\w)(?:"
+    rf"(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
+    rf"|(?:{WORDS['alone']})"
+    rf"|(?:see|shown in|as in) (?:this|the) (?:{WORDS['drawings']})\b(?! of\b)"
+    rf"|(?:{WORDS['figures']}|{WORDS['drawings']})s?,? ?(?:is |are |as )?(?:{WORDS['after']})\b)"
 )
 # A control character that was a LaTeX command, and UTF-8 that was read in another encoding.
 LOST = re.compile(
@@ -121,20 +122,24 @@ class Kind(NamedTuple):
 
 def habits(rows: Sequence[Row]) -> Habits:
     """Return the habits of a file."""
-    texts = [_words(row["problem"]) for row in rows]
+    texts = [_words(FORMULA.sub(" ", row["problem"])) for row in rows]
     counted = Counter(word for words in texts for word in {*words})
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
     ends = sum(not _open_end(row["problem"]) for row in rows)
-    scripts = Counter(filter(None, (_script(row["problem"]) for row in rows))).most_common(1)
+    scripts = Counter(filter(None, map(_script, texts))).most_common(1)
     share = median(shares) if len(shares) >= MANY else 0.0
     return Habits(ends >= PUNCTUATED * len(rows), scripts[0][0] if scripts else "", common, share)
 
 
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
     """Yield each fault of a problem, and the first fault of a gold answer, with what shows it."""
-    row = {**row, "problem": DRAWING.sub("[asy]", row["problem"])}
-    for kinds, most in ((GOLD_KINDS, 1), (PROBLEM_KINDS, len(PROBLEM_KINDS))):
+    problem = DRAWING.sub("[asy]", row["problem"])
+    row = {**row, "problem": problem, "lower": problem.lower(), "prose": FORMULA.sub(" ", problem)}
+    for kinds, most in (
+        (() if INTEGER.fullmatch(row["answer"]) else GOLD_KINDS, 1),
+        (PROBLEM_KINDS, len(PROBLEM_KINDS)),
+    ):
         found = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
         for kind, shown in found[:most]:
             yield kind, shown if isinstance(shown, str) else row["answer"]
@@ -164,82 +169,76 @@ def _is_prose(row: Row, usual: Habits) -> bool:
 
 
 def _contains_answer(row: Row, usual: Habits) -> str:
-    found = find(row["problem"])
+    # Most problems lack a letter or a digit of their answer, and need no search. Signs of other scripts may be equal.
+    may_be = not row["lower"].isascii() or {*filter(str.isalnum, row["answer"].casefold())} <= {*row["lower"]}
+    found = find(row["problem"] if may_be else "", only_marked=True)
     is_marked = found.how != "value" and whole(row["answer"]) in (whole(found.text), whole(found.text.rstrip(" )]")))
     return row["problem"][-60:] if is_marked else ""
 
 
-def _missing_figure(row: Row, usual: Habits) -> str:
-    figure = FIGURE.search(row["problem"])
-    return _around(row["problem"], figure) if figure and not CODE_OF_FIGURE.search(row["problem"]) else ""
-
-
-def _open_latex(row: Row, usual: Habits) -> str:
-    return next((text[:60] for text in (row["problem"], row["answer"]) if _is_open(text)), "")
-
-
 def _is_open(text: str) -> bool:
-    plain = ESCAPED.sub(" ", text)
-    if any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
+    plain = ESCAPED.sub(" ", text) if re.search(r"[\\{}$]", text) else ""
+    if plain and any(len(re.findall(one, plain)) != len(re.findall(other, plain)) for one, other in PAIRS):
         return True
     # A dollar sign before a number may be money, unless the text has LaTeX.
     return plain.count("$") % 2 == 1 and ("\\" in plain or bool(MONEY.sub("", plain).count("$")))
 
 
-def _lost_characters(row: Row, usual: Habits) -> str:
-    lost = LOST.search(row["problem"])
-    return _around(row["problem"], lost) if lost else ""
-
-
 def _cannot_be_checked(row: Row, usual: Habits) -> str:
     sentences = [sentence.strip() for sentence in SENTENCE.split(row["problem"])]
     tasks = [sentence for sentence in sentences if TASK.match(sentence)]
-    asked = [sentence for sentence in sentences if ASKS.search(sentence) and sentence not in tasks]
-    return tasks[0][:60] if tasks and not asked else ""
+    is_asked = tasks and any(ASKS.search(sentence) for sentence in sentences if sentence not in tasks)
+    return tasks[0][:60] if tasks and not is_asked else ""
 
 
 def _several_questions(row: Row, usual: Habits) -> str:
     problem = row["problem"]
-    asks = len(ASKS.findall(FORMULA.sub(" ", problem)))
+    asks = len(ASKS.findall(row["prose"]))
     several = asks > 1 or (not asks and PARTS.search(problem) and not re.search("[,;]", row["answer"]))
     return problem[-80:] if several else ""
 
 
 def _other_language(row: Row, usual: Habits) -> str:
-    words = _words(row["problem"])
+    words = _words(row["prose"])
     # A script that does not separate words has no common ones.
     judged = len(words) >= JUDGED and usual.share >= SHARED
     is_other = judged and _share(words, usual.common) < FOREIGN * usual.share
-    return row["problem"][:60] if is_other or _script(row["problem"]) not in ("", usual.script) else ""
+    return row["problem"][:60] if is_other or _script(words) not in ("", usual.script) else ""
 
 
 def _open_end(problem: str) -> bool:
-    last = SENTENCE.split(problem.rstrip())[-1]
+    # Most problems end in a sign, and need no split.
+    is_ended = problem.endswith((".", "?")) and not problem.endswith("..")
+    last = "" if is_ended else SENTENCE.split(problem.rstrip())[-1]
     # A question, a list after a colon and an option need no full stop.
     ends = last[-1:].isalnum() and not re.search(r"[?？؟:]|\A\W*[A-Z][.)]", last)
     return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
 
 
-def _around(text: str, match: re.Match[str]) -> str:
-    return text[max(0, match.start() - 20) : match.end() + 40]
+def _around(text: str, match: re.Match[str] | None) -> str:
+    return text[max(0, match.start() - 20) : match.end() + 40] if match else ""
 
 
-def _words(problem: str) -> list[str]:
-    return LETTERS.findall(FORMULA.sub(" ", problem).lower())
+def _words(prose: str) -> list[str]:
+    return LETTERS.findall(prose.lower())
 
 
 def _share(words: Sequence[str], common: frozenset[str]) -> float:
     return sum(word in common for word in words) / len(words)
 
 
-def _script(problem: str) -> str:
-    """Return the script of most letters of a problem, such as LATIN or CJK; "" for a problem of a few letters."""
-    letters = "".join(LETTERS.findall(FORMULA.sub(" ", problem)))[:200]
-    scripts = Counter(re.split("[ -]", unicodedata.name(letter, ""))[0] for letter in letters)
-    name = scripts.most_common(1)[0][0] if letters else ""
+def _script(words: Sequence[str]) -> str:
+    """Return the script of most letters of a problem's words, such as LATIN or CJK; "" for a few letters."""
+    letters = "".join(words)[:200]
+    name = "LATIN" if letters.isascii() else Counter(map(_script_of, letters)).most_common(1)[0][0]
     # Names in formulas are Latin or Greek in each language.
     fewest = SCRIPT_LETTERS if name in ("LATIN", "GREEK") else FEWEST
     return re.sub("HIRAGANA|KATAKANA", "CJK", name if len(letters) >= fewest else "")
+
+
+@cache
+def _script_of(letter: str) -> str:
+    return re.split("[ -]", unicodedata.name(letter, ""))[0]
 
 
 NO_ANSWER = Kind("no gold answer", "add the answers", lambda row, usual: NO_GOLD.fullmatch(_plain(row)))
@@ -265,9 +264,23 @@ GOLD_KINDS = (
 )
 PROBLEM_KINDS = (
     Kind("problems that contain their answer", "cut the solution off", _contains_answer),
-    Kind("problems with a figure that is missing", "describe the figure in words", _missing_figure),
-    Kind("open LaTeX", "close the brace or the formula", _open_latex),
-    Kind("problems with lost characters", "read the source again, with its escapes and encoding", _lost_characters),
+    Kind(
+        "problems with a figure that is missing",
+        "describe the figure in words",
+        lambda row, usual: (
+            not CODE_OF_FIGURE.search(row["problem"]) and _around(row["problem"], FIGURE.search(row["lower"]))
+        ),
+    ),
+    Kind(
+        "open LaTeX",
+        "close the brace or the formula",
+        lambda row, usual: next((text[:60] for text in (row["problem"], row["answer"]) if _is_open(text)), ""),
+    ),
+    Kind(
+        "problems with lost characters",
+        "read the source again, with its escapes and encoding",
+        lambda row, usual: _around(row["problem"], LOST.search(row["problem"])),
+    ),
     Kind("tasks whose answer cannot be checked", "ask for a value", _cannot_be_checked),
     Kind("several questions with one gold answer", "make a row of each question", _several_questions),
     Kind(

@@ -30,7 +30,7 @@ def model_path(name: str | None) -> str:
     return str(embedded_model()) if name == "embedded" else name
 
 
-def whole_path(name: str) -> str:
+def absolute_path(name: str) -> str:
     """Return the absolute path of a folder, or a Hub id. A run records it for commands in other folders."""
     return os.path.abspath(home(name)) if home(name).is_dir() else name
 
@@ -156,6 +156,18 @@ def rowwise_adapter(model: Any) -> str | None:
     return None
 
 
+def context_length(config: Any, engine: Any = None) -> int | None:
+    """Return the largest number of tokens of a prompt with its completion; None if the model's config has no limit.
+
+    ``engine``: TRL's `VLLMGeneration`, whose limit may be lower than the model's.
+    """
+    if engine is not None and engine.mode == "colocate":
+        return int(engine.llm.llm_engine.model_config.max_model_len)
+    # Models with vision have it in the config of their text model, and a model with states may have none.
+    window = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return min(filter(None, (window, getattr(engine, "context", None))), default=None)
+
+
 def longest_width(config: Any) -> int | None:
     """Return the padded width from which a pass has other frequencies than a narrower one, or None.
 
@@ -190,8 +202,8 @@ def auto_class(architectures: Iterable[str] | None) -> str:
     >>> auto_class(["Qwen3_5ForConditionalGeneration"]), auto_class(["Qwen3ForCausalLM"])
     ('AutoModelForImageTextToText', 'AutoModelForCausalLM')
     """
-    sees = any(name.endswith("ForConditionalGeneration") for name in architectures or ())
-    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    has_vision = any(name.endswith("ForConditionalGeneration") for name in architectures or ())
+    return "AutoModelForImageTextToText" if has_vision else "AutoModelForCausalLM"
 
 
 def load_base(path: str, **options: Any) -> Any:

@@ -151,8 +151,11 @@ _FORMAT_MARKERS = {
 }
 
 
-def find(completion: str, answer_format: str | None = None) -> Found:
-    """Return the answer of a completion. The text is empty without an answer."""
+def find(completion: str, answer_format: str | None = None, *, only_marked: bool = False) -> Found:
+    """Return the answer of a completion. The text is empty without an answer.
+
+    ``only_marked``: without a marker there is no answer. The search for a value takes longer than everything else.
+    """
     before, _, text = completion.rpartition("</think>")
     text = text if before else text.partition("<think>")[0]
     text = _REMOVED.sub("", _in_our_signs(text[-TAIL:]))
@@ -165,7 +168,7 @@ def find(completion: str, answer_format: str | None = None) -> Found:
         phrases = _phrases(text, start=max((mark.end for mark in marks), default=0))
         marks += [phrase for phrase in phrases if not marks or not _is_remark(phrase, text)]
     if not marks:
-        return Found(_last_value(text[-NEAR:]), "value")
+        return Found("" if only_marked else _last_value(text[-NEAR:]), "value")
     last = max(requested or marks, key=lambda mark: mark.start)
     return Found(_opened(last.text), last.how)
 

@@ -82,13 +82,18 @@ def matches(
     # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
     # are whole problems (a text) and n-grams (a tuple).
     index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
+    # Most problems share no 7 words with a set. Any 13 words contain the 7 from a place that is a multiple of 7.
+    half, blocks = (ngram + 1) // 2, set[tuple[str, ...]]()
     for name, problems in sets.items():
         for i, row in enumerate(problems):
+            blocks |= ngrams(row["problem"], half)
             for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
                 index.setdefault(key, set()).add((name, i))
     for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())
-        similar = {position for gram in ngrams(row["problem"], ngram) for position in index.get(gram, ())}
+        is_near = not blocks.isdisjoint(ngrams(row["problem"], half, step=half))
+        grams = ngrams(row["problem"], ngram) if is_near else ()
+        similar = {position for gram in grams for position in index.get(gram, ())}
         if equal or similar:
             yield row, equal, similar
 
@@ -117,10 +122,10 @@ def overlap_line(result: Mapping[str, Any]) -> str:
     )
 
 
-def ngrams(text: str, n: int = NGRAM) -> set[tuple[str, ...]]:
-    """Return every n consecutive words of a text."""
+def ngrams(text: str, n: int = NGRAM, step: int = 1) -> set[tuple[str, ...]]:
+    """Return every n consecutive words of a text, or only those that begin at a multiple of ``step``."""
     all_words = words(text)
-    return {tuple(all_words[start : start + n]) for start in range(len(all_words) - n + 1)}
+    return {tuple(all_words[start : start + n]) for start in range(0, len(all_words) - n + 1, step)}
 
 
 def whole(text: str) -> str:
