@@ -40,7 +40,7 @@ class UserError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without __init__: an exception is unpickled from its message, but a subclass takes other arguments.
+        # Skip __init__: an exception is unpickled from its message, but a subclass takes other arguments.
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
 
     # difflib alone finds leave_one_out too different from leave.
     near = [choice for choice in choices if choice.startswith(f"{value}_")]
-    # Cut, because difflib's time grows with the square of the length.
+    # The value is cut, because difflib's time grows with the square of the length.
     near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)

@@ -87,7 +87,7 @@ def from_json(content: str | bytes) -> Any:
 def read_json(path: str | Path) -> Any:
     """Return the value of a JSON file. Raises `Unreadable`."""
     with reading(path):
-        # As bytes: json.loads then recognizes UTF-16 and a byte order mark.
+        # Read bytes: json.loads then recognizes UTF-16 and a byte order mark.
         return json.loads(Path(path).read_bytes())
 
 

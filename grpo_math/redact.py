@@ -93,5 +93,5 @@ def one_line(text: object, *secrets: str | None) -> str:
     # `str.replace` with an empty text would insert *** everywhere.
     for secret in filter(None, (*secrets, *known_secrets())):
         line = line.replace(secret, HIDDEN)
-    # Cut last: half of a secret would not be found.
+    # The line is cut last: half of a secret would not be found.
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)[:300]

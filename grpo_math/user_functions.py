@@ -53,7 +53,7 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     """
     module_name, _, function_name = name.partition(":")
     if os.getcwd() not in sys.path:
-        # Last, so that a file here does not hide an installed package.
+        # The current folder is last, so that a file here does not hide an installed package.
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)

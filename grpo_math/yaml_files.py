@@ -27,7 +27,7 @@ class _Strict(Loader):
 
 def read_yaml(path: str | Path) -> Any:
     """Return the value of a YAML file. Raises `Unreadable`."""
-    # From a stream, not from a text: an error in a text quotes the line, which may contain a token.
+    # Read a stream, not a text: an error in a text quotes the line, which may contain a token.
     with reading(path), open(path, "rb") as file:
         return yaml.load(file, _Strict)
 

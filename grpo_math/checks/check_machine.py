@@ -75,7 +75,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         yield Finding("warning", f"not in the range that was tested: {names}", f"pip install {ranges}")
     for name, why in needed.items():
         required = machine.supported().get(name)
-        # Without the marker of an extra, which pip refuses.
+        # The name without the marker of an extra, which pip refuses.
         remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
         # A server needs a separate GPU.
         if name == "vllm" and count_and_gb()[0] > 1:

@@ -80,7 +80,7 @@ def chat_template(setup: Setup) -> None:
         if variable not in str(setup.tokenizer.chat_template):
             reason = "is not a variable of this model's chat template"
             raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
-    # Before the prompt is rendered, because the prompt may contain a call.
+    # Load the tools before the prompt is rendered, because the prompt may contain a call.
     if setup.settings["tools"]:
         _conversation(setup)
     if _is_chat(setup):

@@ -18,7 +18,7 @@ from grpo_math.errors import RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
-from grpo_math.grading.formats import made_up
+from grpo_math.grading.formats import example_completion
 from grpo_math.problems import contamination
 from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.problem import Problem
@@ -159,7 +159,7 @@ def not_correct(
 
 def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
     """Return the verdict of each answer, written as a completion in the format, against its gold answer."""
-    texts = [made_up(answer, answer_format) for answer in answers]
+    texts = [example_completion(answer, answer_format) for answer in answers]
     return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
 
 
@@ -173,9 +173,9 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     rows = gradable(setup, PAIRS)
     if not rows:
         return  # golds() has reported the gold answers
-    # First all correct completions, then all wrong ones of equal length.
+    # The texts are all correct completions, then all wrong ones of equal length.
     answers, answer_format = [row["answer"] for row in rows], setup.problems.template.answer_format
-    texts = [made_up(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
+    texts = [example_completion(answer, answer_format) for answer in (*answers, *map(other_answer, answers))]
     totals = [total or 0.0 for total in summed(setup, [*rows, *rows], texts)]
     right, wrong = totals[: len(rows)], totals[len(rows) :]
     named, example = ", ".join(names), f"such as {texts[0]!r} and {texts[len(rows)]!r}"

@@ -137,7 +137,7 @@ def _in_netrc(host: str) -> bool:
 
 
 def vllm_server(setup: Setup) -> Iterator[Finding]:
-    """In server mode the vLLM server answers, in a version of the supported range."""
+    """The vLLM server of server mode answers, in a version of the supported range."""
     s = setup.settings
     if generates(s) != "server":
         return

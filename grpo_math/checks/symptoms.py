@@ -111,7 +111,7 @@ def _checkpoint(run: RunSeries, peak: list[int]) -> str:
 
 
 def reward_stuck(run: RunSeries) -> Symptom | None:
-    """In each of the newest lines the smallest reward equals the largest."""
+    """The smallest reward equals the largest in each of the newest lines."""
     low, top = run.series(metrics.REWARD_MIN).last(), run.series(metrics.REWARD_MAX).last()
     if len(low) < WINDOW or low.steps != top.steps:
         return None

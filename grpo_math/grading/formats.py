@@ -147,12 +147,12 @@ def is_one_number(answer: str, gold: str) -> bool:
     return fraction is None or fraction in plain_gold or (math.gcd(int(above), int(below)) == 1 < int(below))
 
 
-def made_up(answer: str, answer_format: str) -> str:
+def example_completion(answer: str, answer_format: str) -> str:
     """Return a completion that keeps to the format and gives ``answer``.
 
-    >>> made_up("7", "gsm8k")
+    >>> example_completion("7", "gsm8k")
     'It follows.\\n#### 7'
-    >>> all(in_format(made_up("7", name), name) for name in FORMATS)
+    >>> all(in_format(example_completion("7", name), name) for name in FORMATS)
     True
     """
     return FORMATS[answer_format].example.replace("ANSWER", answer)

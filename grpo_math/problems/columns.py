@@ -121,7 +121,7 @@ def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:
-    # First, because the name of a column may itself contain "+" or ".".
+    # Look up the whole name first, because the name of a column may itself contain "+" or ".".
     if name in row:
         return row[name]
     if "+" in name:

@@ -93,7 +93,8 @@ def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
     if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
         derived["metric_for_best_model"] = first_accuracy(s)
     if s["keep_best"] and s["save_total_limit"] == 1:
-        # With 1, transformers deletes all checkpoints but the best at the end of its loop, before the run has ended.
+        # With a limit of 1, transformers deletes all checkpoints but the best at the end of its loop, before the run
+        # has ended.
         derived["save_total_limit"] = 2
     return derived
 
@@ -278,7 +279,7 @@ def _held_out(rows: Any) -> list[int]:
     def hashes() -> Iterator[bytes]:
         return (sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem"))
 
-    # In batches: the hashes of all problems would take much memory.
+    # Hash in batches: the hashes of all problems would take much memory.
     different: set[bytes] = set()
     smallest: set[bytes] = set()
     for batch in batches(hashes()):

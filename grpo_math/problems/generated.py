@@ -75,7 +75,7 @@ def problems(level: str, split: str) -> list[dict[str, Any]]:
     return rows
 
 
-# For `stories`.
+# Names and things in `stories`.
 _NAMES = (
     "Ada",
     "Bo",

@@ -96,7 +96,7 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     wrong = [row[name] for name in wrongs if row[name]]
     texts = wrong[0] if wrong and isinstance(wrong[0], list) else wrong
     if len(texts) > 1:
-        # Sorted, so that the position of the right option does not reveal the option.
+        # The options are sorted, so that a position does not reveal the right one.
         return labelled(sorted(map(str, [gold, *texts])))
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
     longest = max(contents, key=len, default={})

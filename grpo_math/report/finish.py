@@ -21,7 +21,7 @@ def finish_run(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
     replace_text(target / "README.md", model_card(run, run.name, trained_base(run), kind))
     # The manifest contains the size of each file, and the card has changed.
     write_manifest(target)
-    # Last: if the push fails, the run is complete on the disk.
+    # The push is last: if it fails, the run is complete on the disk.
     if pushes:
         pushed = hub.push_finished(run_dir, config.hub_model_id, config.hub_private_repo, config.hub_revision)
         print(f"pushed   {pushed['url']}")

@@ -196,7 +196,7 @@ def _read_completions(run: RunDir) -> None:
     if stride > 1:
         run.notes.append(f"the completions of one logged step in {stride} are shown: the others are in completions/")
     texts: list[Any] = []
-    # From the newest back, so that the last step is shown.
+    # Files are counted from the newest back, so that the last step is shown.
     for path in files[::-1][::stride][::-1]:
         rows = [row for _, row in read_table(path)]
         # TRL logs a batch again at each step that trains on it.

@@ -103,7 +103,7 @@ def proximity(prompts: Prompts, completions: Completions, **columns: Any) -> Rew
 def _nearness(p: Fraction, q: Fraction) -> float:
     """Return ``1 - |p - q| / max(|p|, |q|)``, at least 0: the smaller over the larger number if the signs agree."""
     products = abs(p.numerator * q.denominator), abs(q.numerator * p.denominator)
-    # Without a `Fraction` of the quotient, because its gcd is slow for long numbers.
+    # No `Fraction` of the quotient, because its gcd is slow for long numbers.
     return min(products) / max(products) if (p > 0) == (q > 0) else 0.0
 
 

@@ -95,7 +95,8 @@ def guarded(
         with _caught(name, errors, len(completions)) as rewards:
             more = columns_for(reward, {**columns, **added})
             values = reward(prompts=prompts, completions=completions, **more)
-            # In place: if the function raises, `_caught` suppresses the error and the zeros are returned.
+            # Replace the items in place: if the function raises, `_caught` suppresses the error, and zeros are
+            # returned.
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 

@@ -1,4 +1,4 @@
-"""Atomic writes: a file is written next to the old one and renamed. Failed writes: how every library reports one.
+"""Atomic writes: a file is written next to the old one and renamed. Failed writes: the errors of every library.
 
 failures.py reports a write that fails during a run.
 """
@@ -63,7 +63,7 @@ def replace_text(path: Path, text: str | Iterable[str]) -> None:
     with writing(path):
         with scratch.open("w", encoding="utf-8") as file:
             file.writelines([text] if isinstance(text, str) else text)
-        # Without this a power failure after the rename may leave an empty file under the final name.
+        # Without the flush, a power failure after the rename may leave an empty file under the final name.
         flush(scratch)
         scratch.replace(path)
 

@@ -77,7 +77,7 @@ class History(TrainerCallback):
 
 
 class Watchdog(TrainerCallback):
-    """If no step ends for some minutes, print the stacks of all threads once, on each rank. The run continues.
+    """Print the stacks of all threads once, on each rank, if no step ends for some minutes. The run continues.
 
     Watches from the entry of this context on. Each step restarts the timer. ``minutes`` 0: off. Prints nothing while C
     code holds Python's lock; torch's collectives release it.

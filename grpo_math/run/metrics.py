@@ -98,7 +98,7 @@ MEMORY_RESIDENT = "memory/resident"
 
 # The phases of a step, without the update, which is the remainder.
 PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE, SECONDS_TEACHER)
-# These run at the same time as the phases, so they are not a part of the step.
+# Work at the same time as the phases, so it is not a part of the step.
 SERVER_SECONDS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
 
 METRICS: dict[str, Metric] = {
@@ -199,9 +199,9 @@ CATEGORIES = {
     "ungradable": "ungradable",
 }
 
-# These count for `accuracy`, in an evaluation as in training.
+# Categories that count for `accuracy`, in an evaluation as in training.
 RIGHT = ("correct", "correct_answer_bad_format")
-# These count for `accuracy_in_format`.
+# Categories that count for `accuracy_in_format`.
 IN_FORMAT = ("correct",)
 
 

@@ -114,7 +114,7 @@ def changed(config: Mapping[str, Any], settings: Mapping[str, Any], explicit: se
         field = fields.get(name)
         if field and field.resume == "may_change":
             continue
-        # In the form of config.yaml: a tuple among the defaults equals a list in a recipe.
+        # Convert the default as config.yaml does: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(field and field.default, default=str))
         old, new = before.get(name, default), now.get(name, default)
         # A teacher on a server may move, as a sampler may.

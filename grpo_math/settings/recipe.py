@@ -106,7 +106,7 @@ def merge(
     >>> merge({"seed": 1, "baseline": "none"}, {"seed": 2}, "rloo")[0]["seed"]
     2
     """
-    # Before the translation, which renames the fields that mark a script's recipe.
+    # Look for the marks before the translation, which renames the fields that mark a script's recipe.
     marks, typed_marks = ([name for name in SCRIPTS if name in names] for names in (recipe, typed))
     # The command line wins, by the old name of a field or by the new one: both are translated first.
     (written, notes), (words, more) = translated(recipe), translated(typed)

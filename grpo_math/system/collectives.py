@@ -39,7 +39,7 @@ def broadcast_from_main(call: Callable[[], Any]) -> Any:
             # Not every library's exception can be pickled. The other processes get its text.
             other = RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}")
             outcome = [None, error if isinstance(error, UserError) else other]
-    # Called after an error too: otherwise the other processes would wait forever.
+    # All processes come here after an error too: otherwise the other processes would wait forever.
     if state.num_processes > 1:
         _wait_for_main(state, done)
     broadcast_object_list(outcome)

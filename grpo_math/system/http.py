@@ -83,8 +83,8 @@ class Client:
             timeout=timeout,
             trust_env=proxies and not is_this_machine(urlsplit(url).hostname),
             verify=_certificates(),
-            # A connection that is kept may be to a server that has restarted since.
-            # Without a limit: httpx allows 100 connections, and a request that waits for one uses up its timeout.
+            # Keep no connection: its server may have restarted since. Do not limit their number: httpx allows 100, and
+            # a request that waits for a connection uses up its timeout.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
 

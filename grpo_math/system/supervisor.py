@@ -115,7 +115,7 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 def main(argv: list[str]) -> int:
     grace, command = float(argv[0]), argv[1:]
-    # These are for the command (`send`). By default they would end the supervisor.
+    # These signals are for the command (`send`). By default they would end the supervisor.
     # Not SIG_IGN, which the command would inherit.
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
@@ -133,7 +133,8 @@ def main(argv: list[str]) -> int:
     started.kill()
     started.wait()
     until = time.monotonic() + KILLED
-    # Repeated: killed processes hand their children to this one, and a process may fork before it is killed.
+    # The kill is repeated: killed processes hand their children to this one, and a process may fork before it is
+    # killed.
     while (tree := psutil.Process().children(recursive=True)) and time.monotonic() < until:
         for process in tree:
             with contextlib.suppress(psutil.Error):

@@ -25,8 +25,8 @@ def run(code: str) -> int:
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
-    # Line by line, so that a program that is killed later still shows its output. Lone surrogates are escaped, because
-    # UTF-8 cannot encode them.
+    # Write line by line, so that a program that is killed later still shows its output. Lone surrogates are escaped,
+    # because UTF-8 cannot encode them.
     out = sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
 
     exit_code = 0

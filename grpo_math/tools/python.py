@@ -87,7 +87,7 @@ def _start_server() -> Server:
     command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server", json.dumps(readable_folders())]
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_package_folders()])
     try:
-        # Closed in this process: if the server dies, `recv` then returns before its timeout.
+        # This process closes its copy: if the server dies, `recv` then returns before its timeout.
         with theirs:
             process = subprocess.Popen(
                 command,
@@ -141,7 +141,7 @@ def _ask(request: bytes, seconds: float) -> list[Any]:
     ours, theirs = socket.socketpair()
     with ours, suppress(OSError, ValueError):
         ours.settimeout(seconds)
-        # Closed in this process: the replies then end when the supervisor ends.
+        # This process closes its copy: the replies then end when the supervisor ends.
         with theirs:
             socket.send_fds(server().calls, [b"call"], [theirs.fileno()])
         ours.sendall(request)

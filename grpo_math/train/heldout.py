@@ -53,7 +53,7 @@ class StopAt(TrainerCallback):
         self.level = level
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # From the log, which a checkpoint contains. By step: two lines of a step are one evaluation.
+        # The log is in each checkpoint. Values are kept by step: two lines of a step are one evaluation.
         values = {line[metrics.STEP]: line[self.metric] for line in state.log_history if self.metric in line}
         if len(values) > 1 and min(list(values.values())[-2:]) >= self.level:
             control.should_training_stop = control.should_save = True

@@ -83,7 +83,7 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     with handling(STOPPING, end_at_once):
-        # Before a server is started, which takes minutes, or torch is imported.
+        # Refuse before a server is started, which takes minutes, and before torch is imported.
         refuse_early(parsed, config.content if config else {})
         if config is not None or serves:
             return _launch(recipe, fields, layout, config, used)
@@ -152,7 +152,7 @@ def _watch(training: SupervisedCommand, server: ServerProcess | None, may_restar
                 line = server.ended()
                 if not may_restart:  # a new server would serve the first weights
                     raise UserError(line)
-                # As often as it ends: training gives up after vllm_server_timeout without an answer.
+                # Restart the server as often as it ends: training gives up after vllm_server_timeout without an answer.
                 server.restart()
                 say("server", f"{line.partition(':')[0]}; started again")
             time.sleep(0.2)

@@ -30,7 +30,7 @@ from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.models import check_weights, load_tokenizer, model_path, whole_path
+from grpo_math.generation.models import absolute_path, check_weights, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
@@ -52,7 +52,7 @@ from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.train import heldout
 from grpo_math.train.resuming import choose_checkpoint
-from grpo_math.trainer.build import trainer_of
+from grpo_math.trainer.build import build_trainer
 from grpo_math.trainer.recipe_settings import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles, RunWriter
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -95,7 +95,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
 
 def build_settings(read: recipe.Recipe) -> Settings:
     """Return the settings of a recipe. torch.distributed is initialized afterwards."""
-    # Before build(), which makes TRL's arguments: they initialize torch.distributed and choose the GPU.
+    # Refuse before build() makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
     warning_lines(Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
@@ -196,8 +196,8 @@ class TrainingRun:
         A dry run checks only that no other run has the folder.
         """
         config, setup, model = self.config, self.setup, self.settings.model
-        # From cheap to expensive: an impossible recipe is refused before a problem is read, and a bad data set, reward
-        # or folder before weights are downloaded and loaded.
+        # The checks go from cheap to expensive: an impossible recipe is refused before a problem is read, and a bad
+        # data set, reward or folder before weights are downloaded and loaded.
         arguments = self.arguments
         probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
@@ -221,8 +221,8 @@ class TrainingRun:
                 finish_run(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
-        model.model_name_or_path = whole_path(path)
-        self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
+        model.model_name_or_path = absolute_path(path)
+        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
@@ -251,7 +251,7 @@ class TrainingRun:
         for callback in (self.writer, TrimLogHistory(), watchdog, findings):
             trainer.add_callback(callback)
         if self.is_main:
-            # First: config.yaml may get the settings of a longer run, which is not finished.
+            # Archive first: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)
             explicit = resume.explicit_settings(read.values, read.explicit)
@@ -262,7 +262,7 @@ class TrainingRun:
         trainer.grpo_math.keep_best = self.arguments.keep_best
         if self.arguments.stop_at:
             trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.arguments.stop_at))
-        # Last: the other callbacks' work is part of the step.
+        # This callback is the last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 
     def evaluate(self, name: str) -> None:
@@ -303,7 +303,7 @@ class TrainingRun:
         self.evaluate("after")
         self.compare_best()
         if self.is_main:
-            # Before finish_run(): if the push fails, the same command pushes again and does not train.
+            # Written before finish_run(): if the push fails, the same command pushes again and does not train.
             self.writer.write_finished(weights=self.target.name)
             finish_run(self.config, self.target, self.pushes)
 

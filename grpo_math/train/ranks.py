@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     # torchrun's variable for --signals-to-handle. torch's agent would replace the handlers above; SIGQUIT has none.
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
-    # After the handlers: these imports take seconds, and a signal may come meanwhile.
+    # Import after the handlers are set: these imports take seconds, and a signal may come meanwhile.
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

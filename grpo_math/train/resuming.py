@@ -36,7 +36,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
         if saved != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(saved) or 'NO'} -> {', '.join(now) or 'NO'}")
         resume.refuse_changed(start.run_dir, lines, mode, fields())
-        # After the refusal: a finished run of other settings is not the requested run.
+        # Decide after the refusal: a finished run of other settings is not the requested run.
         if start.named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
     checkpoint, damaged = start.checkpoint()
@@ -47,7 +47,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     step = checkpoints.checkpoint_step(checkpoint) if checkpoint else 0
     if existing is not None and step:
         _refuse_processes(existing, config, step)
-    # After all refusals: a run that is refused changes nothing.
+    # Archive after all refusals: a run that is refused changes nothing.
     if not setup.settings["dry_run"]:
         archive_later_checkpoints(run_dir, step)
     if checkpoint:

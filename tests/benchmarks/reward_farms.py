@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 
 from grpo_math.grading import shutdown
-from grpo_math.grading.formats import made_up
+from grpo_math.grading.formats import example_completion
 from grpo_math.rewards import REWARDS
 
 CONSTANTS = (0, 1, 2, 5, 10, 12, 15, 20, 24, 30, 36, 40, 50, 60, 72, 80, 100, 120, 200, 500)
@@ -28,22 +28,22 @@ def blind(answer_format: str) -> dict[str, str]:
     """Completions that are the same for every problem."""
     return {
         "nothing": "",
-        "the format and a word": made_up("so", answer_format),
-        "the format and 0 to 100": made_up(", ".join(map(str, range(101))), answer_format),
+        "the format and a word": example_completion("so", answer_format),
+        "the format and 0 to 100": example_completion(", ".join(map(str, range(101))), answer_format),
         "words that do not repeat": " ".join(f"word{i}" for i in range(40)),
-        **{f"always {constant}": made_up(str(constant), answer_format) for constant in CONSTANTS},
+        **{f"always {constant}": example_completion(str(constant), answer_format) for constant in CONSTANTS},
     }
 
 
 def hedged(gold: str, wrong: str, answer_format: str) -> dict[str, str]:
     """Completions that hold the gold and another number."""
     return {
-        "two answers": made_up(wrong, answer_format) + "\n" + made_up(gold, answer_format),
-        "W or V": made_up(f"{wrong} or {gold}", answer_format),
-        "V W": made_up(f"{gold} {wrong}", answer_format),
-        "W = V": made_up(f"{wrong} = {gold}", answer_format),
-        "not V": made_up(f"not {gold}", answer_format),
-        "V in prose, W as the answer": f"It is {gold}.\n" + made_up(wrong, answer_format),
+        "two answers": example_completion(wrong, answer_format) + "\n" + example_completion(gold, answer_format),
+        "W or V": example_completion(f"{wrong} or {gold}", answer_format),
+        "V W": example_completion(f"{gold} {wrong}", answer_format),
+        "W = V": example_completion(f"{wrong} = {gold}", answer_format),
+        "not V": example_completion(f"not {gold}", answer_format),
+        "V in prose, W as the answer": f"It is {gold}.\n" + example_completion(wrong, answer_format),
     }
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
     for name in sorted(REWARDS):
         form = FORMATS.get(name, "gsm8k")
-        right = mean(name, golds, [made_up(gold, form) for gold in golds])
+        right = mean(name, golds, [example_completion(gold, form) for gold in golds])
         knowing_nothing = {case: mean(name, golds, [text] * len(golds)) for case, text in blind(form).items()}
         texts = [hedged(gold, wrong, form) for gold, wrong in pairs]
         hedges = {case: mean(name, golds, [text[case] for text in texts]) for case in texts[0]}

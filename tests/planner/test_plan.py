@@ -134,7 +134,7 @@ PASTED = [  # the card, and fields next to those of gsm8k_8gb
 
 @pytest.mark.parametrize(("card", "more"), PASTED)
 def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, monkeypatch, capsys):
-    monkeypatch.setattr("grpo_math.planner.model._ask", None)
+    monkeypatch.setattr("grpo_math.planner.model._request", None)
     options = ["--card", card] if card == "t4" else ["--gpu_memory", card]
     before = ["gsm8k_8gb", *more.split(), "--gpus", "1"]
 
@@ -257,7 +257,7 @@ def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():
 
 def test_dropout_with_stacked_experts_is_one_line(monkeypatch):
     error = {"error": "ValueError: lora.ParamWrapper does not work with lora_dropout != 0."}
-    monkeypatch.setattr("grpo_math.planner.model._ask", lambda *arguments: error)
+    monkeypatch.setattr("grpo_math.planner.model._request", lambda *arguments: error)
     with pytest.raises(UserError, match="stacked experts of mine: set it to"):
         model.measured("mine", {"model_type": "mixtral"}, {"lora": {"lora_dropout": 0.1}})
 

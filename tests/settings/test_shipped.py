@@ -8,7 +8,7 @@ import yaml
 from benchmarks.reward_farms import blind, hedged
 
 from grpo_math.cli import main
-from grpo_math.grading.formats import made_up
+from grpo_math.grading.formats import example_completion
 from grpo_math.rewards import load_reward
 from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.shipped import find
@@ -66,15 +66,15 @@ def test_a_shipped_recipe_pays_nothing_to_a_policy_that_does_not_decide_on_an_an
     recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     template, problems = recipe["prompt_template"], [f"What is {int(gold) - 1} + 1?" for gold in GOLDS]
     rewards = [load_reward(name) for name in recipe["rewards"]]
-    assert paid(rewards, template, [made_up(gold, template) for gold in GOLDS], problems) >= 1
+    assert paid(rewards, template, [example_completion(gold, template) for gold in GOLDS], problems) >= 1
     tried = {name: [text] * len(GOLDS) for name, text in blind(template).items()}
     tried["the problem"] = problems
-    tried["the problem in the format"] = [made_up(problem, template) for problem in problems]
+    tried["the problem in the format"] = [example_completion(problem, template) for problem in problems]
     for gold in GOLDS:
         for name, text in hedged(gold, str(int(gold) + 7), template).items():
             tried.setdefault(name, []).append(text)
         candidates = ", ".join(str(int(gold) + i) for i in range(3))
-        tried.setdefault("3 candidates", []).append(made_up(candidates, template))
+        tried.setdefault("3 candidates", []).append(example_completion(candidates, template))
     del tried["two answers"]  # the last one may count, as below
     assert {name: output for name, texts in tried.items() if (output := paid(rewards, template, texts, problems))} == {}
 
