@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pytest
 from gpu_like import device as pretended_gpu
-from progress import Progress
+from progress import Progress, seconds_of
 
 if pretended_gpu.VARIABLE in os.environ:
     pretended_gpu.load()  # before any test imports torch, too
@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # The slowest files first, so that the two processes end at about the same time.
     seconds: Counter[Path] = Counter()
     for item in items:
-        seconds[item.path] += 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
+        seconds[item.path] += seconds_of(item.nodeid)
     items.sort(key=lambda item: -seconds[item.path])
 
 

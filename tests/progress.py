@@ -1,49 +1,59 @@
 """Progress of a test run: the number of tests, a line for each file that is done with the time that is left, and a line
-for each failure, instead of a dot for each test."""
+for each failure, instead of a dot for each test.
 
+    ./launch/test.sh --all --junitxml=results.xml && python tests/progress.py results.xml
+
+writes the seconds of the slow tests to tests/seconds.json, which the time that is left and the order of the files need.
+"""
+
+import json
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-# Seconds of a test, about: of any, and more for each mark in its file. Only their ratios matter.
-SECONDS = {"def test": 0.3, "mark.slow": 3.0, "mark.full": 8.0}
+FILE = Path(__file__).with_name("seconds.json")
+SLOW, OTHER = 2, 0.03  # seconds of a test that the file contains, and of another one
+SECONDS: dict[str, int] = json.loads(FILE.read_text())
 
 
-def time_left(elapsed: float, tests: Mapping[str, int], left: Mapping[str, int], seconds: Mapping[str, float]) -> float:
-    """Return about how many seconds the other tests take, if they are as slow as those that are done.
+def seconds_of(test: str) -> float:
+    """Return about how many seconds a test takes in a whole run.
 
-    >>> time_left(60.0, {"slow": 2, "quick": 2}, {"slow": 0, "quick": 2}, {"slow": 30.0, "quick": 10.0})
+    >>> seconds_of("tests/test_new.py::test_a_new_one")
+    0.03
+    """
+    return SECONDS.get(test, OTHER)
+
+
+def time_left(elapsed: float, done: float, total: float) -> float:
+    """Return about how many seconds a run still takes of which ``done`` of ``total`` expected seconds have ended.
+
+    >>> time_left(60.0, done=30.0, total=40.0)
     20.0
     """
-    other = sum(seconds[file] * left[file] / tests[file] for file in tests)
-    done = sum(seconds.values()) - other
-    return elapsed * other / done
+    return elapsed * (total - done) / done
 
 
 class Progress:
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.started = config, time.monotonic()
-        self.tests: dict[str, int] = {}
         self.left: Counter[str] = Counter()  # tests of each file that have not ended
-        self.seconds: dict[str, float] = {}  # of each file, about
+        self.done = self.total = 0.0  # expected seconds
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.count([item.nodeid for item in session.items])
 
     def count(self, ids: list[str]) -> None:
         """Count the tests of each file, and print how many there are. Each worker of xdist collects the same ones."""
-        if self.tests or not ids:
+        if self.total or not ids:
             return
         self.left = Counter(test.partition("::")[0] for test in ids)
-        self.tests = dict(self.left)
-        # Without the marks of the tests, which the workers do not send.
-        for file, tests in self.tests.items():
-            text = (self.config.rootpath / file).read_text(encoding="utf-8")
-            marked = sum(SECONDS[word] * text.count(word) for word in ("mark.slow", "mark.full"))
-            self.seconds[file] = SECONDS["def test"] * tests + marked
-        self.write(f"{len(ids):,} tests in {len(self.tests)} files")
+        self.total = sum(map(seconds_of, ids))
+        self.write(f"{len(ids):,} tests in {len(self.left)} files")
 
     def write(self, line: str) -> None:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
@@ -57,20 +67,33 @@ class Progress:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        file = report.nodeid.partition("::")[0]
-        self.left[file] -= report.when == "teardown"
-        ended = report.when == "teardown" and not self.left[file]
-        if report.failed or ended:
+        file, ended = report.nodeid.partition("::")[0], report.when == "teardown"
+        self.left[file] -= ended
+        self.done += ended * seconds_of(report.nodeid)
+        if report.failed or (ended and not self.left[file]):
             elapsed = time.monotonic() - self.started
             minutes, seconds = divmod(int(elapsed), 60)
             what = f"failed  {report.nodeid}"
             if not report.failed:
-                left = time_left(elapsed, self.tests, self.left, self.seconds) / 60
                 done = f"{sum(not tests for tests in self.left.values()):3d} of {len(self.left)} files"
-                what = f"{done}, about {left:.0f} min left  {file}"
+                what = f"{done}, about {time_left(elapsed, self.done, self.total) / 60:.0f} min left  {file}"
             self.write(f"{minutes:3d}:{seconds:02d}  {what}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         dot = report.skipped or (report.passed and report.when == "call")
         return (report.outcome, "", "") if dot and not hasattr(report, "wasxfail") else None
+
+
+def main(results: str) -> None:
+    """Write the seconds of the slow tests of a run."""
+    cases = ElementTree.parse(results).getroot().iter("testcase")
+    named = {
+        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": case.get("time") for case in cases
+    }
+    slow = {test: round(float(seconds or 0)) for test, seconds in sorted(named.items()) if float(seconds or 0) >= SLOW}
+    FILE.write_text(json.dumps(slow, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

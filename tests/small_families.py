@@ -6,7 +6,7 @@ import torch
 from small_trainers import CHARACTERS, padded_batch, relative
 from trl import GRPOTrainer
 
-from grpo_math.trainer import longest
+from grpo_math.trainer import largest_batch
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 LARGEST = 20e6  # parameters: more is a config that has sizes by other names
@@ -142,7 +142,7 @@ def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
     trainer.grpo_math.updates.agree_to_pack()
     if trainer.grpo_math.updates.dry_run_due:
-        longest.dry_run(
+        largest_batch.dry_run(
             trainer,
             lambda *rows: trainer.grpo_math.updates.loss_of(*rows).loss,
             trainer.grpo_math.updates.budget,

@@ -9,7 +9,7 @@ from html import unescape
 import pyarrow
 from pyarrow.parquet import write_table
 
-from grpo_math.evaluation.figures import summary
+from grpo_math.evaluation.summary import summary
 from grpo_math.grading import GRADER
 
 OWNED = "document.title='owned'"

@@ -44,7 +44,14 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
     *("train.heldout", "train.program", "train.resuming", "train.two_steps"),
-    *("trainer.build", "trainer.config", "trainer.console", "trainer.gradients", "trainer.longest", "trainer.meter"),
+    *(
+        "trainer.build",
+        "trainer.config",
+        "trainer.console",
+        "trainer.gradients",
+        "trainer.largest_batch",
+        "trainer.meter",
+    ),
     *(
         "trainer.loading",
         "trainer.loss_settings",

@@ -1,4 +1,4 @@
-"""From the rows of a micro-batch to the inputs of its loss, and what the losses of an optimizer step divide by.
+"""Build the inputs of a micro-batch's loss from its rows, with the divisors of an optimizer step's losses.
 
 An example: a rollout of 32 tokens on 2 ranks, which serves 2 optimizer steps of 2 training steps. A rank's share of an
 optimizer step is then 8 tokens, in 2 micro-batches. This micro-batch has a completion of 3 tokens and one of 1. Every
@@ -9,7 +9,7 @@ token has the loss -1.
 >>> mask, zeros = torch.tensor([[1, 1, 1], [1, 0, 0]]), torch.zeros(2, 3)
 >>> rows = {"completion_mask": mask, "advantages": torch.ones(2), "num_items_in_batch": torch.tensor(32)}
 >>> rows["prompt_weight"] = torch.full((2,), 1 / 32)  # one prompt with all 32 tokens
->>> normalizers = Normalizers.of_update(ranks=2, accumulation=2, steps_per_rollout=4)
+>>> normalizers = Normalizers.for_optimizer_step(ranks=2, accumulation=2, steps_per_rollout=4)
 >>> def loss(loss_type):
 ...     settings = LossSettings(loss_type=loss_type, max_completion_length=8)
 ...     return compute_loss(loss_inputs(rows, zeros, zeros, normalizers, settings), settings).loss.item()
@@ -44,10 +44,10 @@ class Normalizers:
     accumulation: int = 1
 
     @classmethod
-    def of_update(cls, ranks: int, accumulation: int, steps_per_rollout: int) -> "Normalizers":
-        """Return those of an optimizer step of ``accumulation`` of the training steps of a rollout.
+    def for_optimizer_step(cls, ranks: int, accumulation: int, steps_per_rollout: int) -> "Normalizers":
+        """Return the divisors of an optimizer step with ``accumulation`` of the training steps of a rollout.
 
-        >>> Normalizers.of_update(ranks=2, accumulation=2, steps_per_rollout=4)
+        >>> Normalizers.for_optimizer_step(ranks=2, accumulation=2, steps_per_rollout=4)
         Normalizers(share=0.25, accumulation=2)
         """
         return cls(1 / ranks * accumulation / steps_per_rollout, accumulation)

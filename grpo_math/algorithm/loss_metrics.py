@@ -52,7 +52,7 @@ class LossMetrics:
     def add(self, loss: Loss, mask: Tensor, completions: int, weight: float = 1.0) -> None:
         """Add a micro-batch with its mask (B, T), and the ``weight`` of its loss.
 
-        The first rows are ``completions``. A masked row without one, which only keeps ranks in step, counts nothing.
+        Only the first ``completions`` rows count: a masked row only keeps ranks in step.
         """
         self.completions += completions
         self.tokens = self.tokens + mask.sum()
@@ -66,7 +66,7 @@ class LossMetrics:
     def reduce(self, accelerator: Any, training_steps: int) -> StepResult:
         """Return the result of a step of ``training_steps`` training steps. All ranks call this.
 
-        A metric of nothing is left out: the step has computed no completion.
+        A metric without values is left out: the step has computed no completion.
 
         >>> from types import SimpleNamespace
         >>> accelerator = SimpleNamespace(device="cpu", num_processes=1, gather=lambda sums: sums)
@@ -85,8 +85,8 @@ class LossMetrics:
             *self.entropy_sums,
             *self.totals.values(),
         ]
-        # One gather and one transfer for all, because each transfer makes the CPU wait for the GPU. A number is written
-        # by `full`, which does not transfer it.
+        # One gather and one transfer for all values, because each transfer makes the CPU wait for the GPU. `full`
+        # writes a number without a transfer.
         tensors = [one if isinstance(one, Tensor) else torch.full((), one, device=accelerator.device) for one in values]
         ranks = accelerator.gather(torch.stack([one.to(torch.float32) for one in tensors])[None])
         sums, least, most = torch.stack([ranks.sum(dim=0), ranks.amin(dim=0), ranks.amax(dim=0)]).tolist()

@@ -169,10 +169,10 @@ class Surrogate(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """The loss of a micro-batch, and what is logged about it.
+    """The loss of a micro-batch, and its metrics.
 
-    ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: those of the
-    bonus.
+    ``policy_loss``: before the entropy bonus, and not divided by the accumulation steps. ``entropy_sums``: the result
+    of the function of this name.
     """
 
     loss: Tensor
@@ -214,12 +214,12 @@ def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     values = -torch.min(bounded * advantages, ratio.clamp(low, high) * advantages)
     is_low, is_high = (bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)
     return Surrogate(
-        values, _clipped(is_low, is_high, inputs.mask, _mean_of(settings.importance_sampling_level, inputs))
+        values, _clipped(is_low, is_high, inputs.mask, _mean_kind(settings.importance_sampling_level, inputs))
     )
 
 
-def _mean_of(level: str, inputs: LossInputs) -> Statistic:
-    """Return the mean of what depends on ratio and advantage, with one ratio for each token or sequence."""
+def _mean_kind(level: str, inputs: LossInputs) -> Statistic:
+    """Return the mean for metrics of ratio and advantage: over completions if each has one of both, else tokens."""
     by_completion = level == "sequence" and not inputs.advantages_of_tokens
     return Statistic.COMPLETION_MEAN if by_completion else Statistic.TOKEN_MEAN
 
@@ -253,7 +253,7 @@ def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surr
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
     return Surrogate(
         -ratio * inputs.advantages,
-        _clipped(nothing, nothing, inputs.mask, _mean_of(settings.importance_sampling_level, inputs)),
+        _clipped(nothing, nothing, inputs.mask, _mean_kind(settings.importance_sampling_level, inputs)),
     )
 
 
@@ -338,7 +338,7 @@ def cispo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     """
     values = -ratio.clamp(max=settings.epsilon_high).detach() * inputs.advantages * inputs.logps
     is_clipped = (ratio > settings.epsilon_high) & (inputs.advantages > 0)
-    statistic = _mean_of(settings.importance_sampling_level, inputs)
+    statistic = _mean_kind(settings.importance_sampling_level, inputs)
     return Surrogate(values, {metrics.CISPO_CLIPPED: Metric(is_clipped, statistic, counts_skipped=True)})
 
 
@@ -374,7 +374,7 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
         k = torch.where(is_positive, settings.vespo_k_pos, settings.vespo_k_neg)
         rate = torch.where(is_positive, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
         phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    weight = Metric(phi, _mean_of("sequence", inputs))
+    weight = Metric(phi, _mean_kind("sequence", inputs))
     return Surrogate(-phi * inputs.advantages * inputs.logps, {metrics.VESPO_WEIGHT: weight})
 
 
@@ -448,7 +448,7 @@ def k2(logps: Tensor, ref_logps: Tensor) -> Tensor:
 
 
 def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
-    """Return the unbiased estimate that is never negative, of each token (B, T).
+    """Return the unbiased and non-negative estimate of each token (B, T).
 
     >>> k3(torch.tensor([0.5, 0.25]).log(), torch.tensor([0.25, 0.5]).log())
     tensor([0.1931, 0.3069])
@@ -499,7 +499,7 @@ def corrected_for_sampler(values: Tensor, inputs: LossInputs, settings: LossSett
     """Multiply by the weight of the sampler's tokens or completions (Yao et al., 2025, "Your efficient RL framework
     secretly brings you off-policy RL training").
 
-    The weight is computed at the rollout (correction.py). vespo and DPPO have it in their own weights.
+    The weight is computed at the rollout (correction.py). The weights of vespo and DPPO contain the correction already.
 
     >>> inputs = LossInputs(*[torch.ones(1, 2)] * 5, sampler_ratio=torch.tensor([[0.0, 2.0]]))
     >>> corrected_for_sampler(torch.tensor([[3.0, 3.0]]), inputs, LossSettings())
@@ -582,7 +582,7 @@ def prompt_weights(tokens: Tensor, group: int) -> Tensor:
 class Reduction(NamedTuple):
     """Turns the loss of tokens (B, T) into a number. It is linear in the loss, and 0 for rows without a token.
 
-    ``over`` names what it divides by: the ``rows`` of a micro-batch, the ``tokens`` of TRL's, or a constant of the
+    ``over`` names the divisor: the ``rows`` of a micro-batch, the ``tokens`` of TRL's, or a constant of the
     ``step``.
     """
 
@@ -617,7 +617,7 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     if settings.kl_estimator == "advantage" and settings.beta != 0.0:
         inputs = with_reference_advantages(inputs, settings.beta)
     now = inputs.logps.detach()
-    # The score function holds the ratio at 1, in the correction of the KL, too.
+    # The score function keeps the ratio at 1, also in the correction of the KL.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
     surrogate = user_surrogate if is_user_function(settings.surrogate) else SURROGATES[settings.surrogate]

@@ -1,9 +1,9 @@
-"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy. Save one that moves.
+"""Refresh the reference of the KL term: every N optimizer steps it becomes the current policy. Save and load it.
 
 This is the outer loop of iterative GRPO (arXiv:2402.03300, algorithm 1): pi_ref <- pi_theta, after which the KL term
 beta * KL(pi_theta || pi_ref) starts again at zero (with dropout, and by rounding in bfloat16, a little above it). With
-full fine-tuning the reference is TRL's second model. With an adapter it is a frozen second adapter called ``ref``. TRL
-scores it instead of the base model, if there is one; the base weights never change.
+full fine-tuning the reference is TRL's second model. With an adapter it is a frozen second adapter called ``ref``,
+which TRL scores instead of the base model; the base weights never change.
 
 Works with one process, DDP and every stage of DeepSpeed ZeRO. Does not score anything, and does not mix two models
 (TRL's ``sync_ref_model`` does).
@@ -66,14 +66,14 @@ class Reference(TrainerCallback):
         """Copy every weight of the policy that the reference does not share with it."""
         # One pair at a time, so that ZeRO-3 gathers only two parameters at once.
         for _, source, target in self._pairs():
-            with _whole([source, target], writes=True):
+            with _gathered([source, target], writes=True):
                 target.copy_(source)
 
     def save(self, folder: Path, writes: bool = True) -> None:
         """Save the reference. Every rank calls this, because ZeRO-3 gathers; only ranks with ``writes`` write."""
         tensors = {}
         for name, _, target in self._pairs():
-            with _whole([target], writes=False):
+            with _gathered([target], writes=False):
                 if writes:
                     # A copy, because ZeRO-3 frees the gathered parameter after this context.
                     tensors[name] = target.detach().to("cpu", copy=True).contiguous()
@@ -94,7 +94,7 @@ class Reference(TrainerCallback):
             )
         with safe_open(folder / FILE, framework="pt") as file:
             for name, _, target in self._pairs():
-                with _whole([target], writes=True):
+                with _gathered([target], writes=True):
                     target.copy_(file.get_tensor(name))
 
     def remove_adapter(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class Reference(TrainerCallback):
             shutil.rmtree(folder / REFERENCE, ignore_errors=True)
 
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
-        """Yield (name in the reference, the policy's parameter, the reference's) of all that are not shared."""
+        """Yield (name in the reference, policy's parameter, reference's parameter) for each unshared parameter."""
         if self.model is None:
             return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
@@ -164,7 +164,7 @@ def _adapter_pairs(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Pa
             yield other, source, parameters[other]
 
 
-def _whole(parameters: list[nn.Parameter], writes: bool) -> Any:
+def _gathered(parameters: list[nn.Parameter], writes: bool) -> Any:
     """Return a context in which ZeRO-3's split parameters are whole. It keeps what rank 0 writes to them."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()

@@ -24,7 +24,7 @@ from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
 
 
-def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
+def uniform_groups(correct: Sequence[bool | None], size: int) -> list[int]:
     """Return the numbers of the groups of ``size`` completions without a correct or without a wrong one.
 
     None is a completion that could not be graded, and counts as neither.
@@ -32,24 +32,24 @@ def uniform_groups(right: Sequence[bool | None], size: int) -> list[int]:
     >>> uniform_groups([True, False, True, True, False, None], size=2)
     [1, 2]
     """
-    groups = [right[start : start + size] for start in range(0, len(right), size)]
+    groups = [correct[start : start + size] for start in range(0, len(correct), size)]
     return [number for number, group in enumerate(groups) if not (True in group and False in group)]
 
 
-def replacing(right: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
-    """Return which of the completions ``right + fresh`` to train on: mixed groups of ``fresh`` replace uniform ones.
+def replacement_index(correct: Sequence[bool | None], fresh: Sequence[bool | None], size: int) -> list[int]:
+    """Return which of the completions ``correct + fresh`` to train on: mixed groups of ``fresh`` replace uniform ones.
 
     >>> uniform, mixed = [True, True], [True, False]
-    >>> replacing(uniform + mixed + uniform, uniform + mixed, size=2)
+    >>> replacement_index(uniform + mixed + uniform, uniform + mixed, size=2)
     [8, 9, 2, 3, 4, 5]
-    >>> replacing(uniform, mixed + mixed, size=2), replacing(mixed, mixed, size=2)
+    >>> replacement_index(uniform, mixed + mixed, size=2), replacement_index(mixed, mixed, size=2)
     ([2, 3], [0, 1])
     """
-    index = list(range(len(right)))
+    index = list(range(len(correct)))
     uniform = set(uniform_groups(fresh, size))
     good = [number for number in range(len(fresh) // size) if number not in uniform]
-    for old, new in zip(uniform_groups(right, size), good, strict=False):
-        start = len(right) + new * size
+    for old, new in zip(uniform_groups(correct, size), good, strict=False):
+        start = len(correct) + new * size
         index[old * size : (old + 1) * size] = range(start, start + size)
     return index
 
@@ -106,8 +106,8 @@ def shuffled(n: int, seed: int, passed: int) -> list[int]:
     return random.Random(f"{seed}/{passed}").sample(range(n), n)
 
 
-def right_or_wrong(verdicts: Sequence[Verdict]) -> list[bool | None]:
-    """Return whether each completion is right; None if it could not be graded."""
+def correctness(verdicts: Sequence[Verdict]) -> list[bool | None]:
+    """Return True for a correct completion, False for a wrong one, and None for one that could not be graded."""
     return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
 
 
@@ -153,13 +153,13 @@ class Resampler(PromptPool):
         """
         ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
         seen = gather_object([row["prompt"] for row in inputs])
-        kept, right, columns = self._gather_completions(first)
+        kept, correct, columns = self._gather_completions(first)
         rewards = first.rewards
-        groups = drawn = len(right) // self.size
+        groups = drawn = len(correct) // self.size
         # All ranks sample the same number of rows, so the number of groups must be a multiple of this.
         equal_groups = ranks // math.gcd(ranks, self.size)
         for _ in range(self.rounds):
-            uniform = uniform_groups(right, self.size)
+            uniform = uniform_groups(correct, self.size)
             if not uniform:
                 break
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
@@ -168,35 +168,37 @@ class Resampler(PromptPool):
             rows = repeated_rows(self.rows, fresh, self.size)
             share = len(rows) // ranks
             rollout = sample(rows[rank * share : (rank + 1) * share], drawn)
-            more, more_right, more_columns = self._gather_completions(rollout)
+            fresh_rows, fresh_correct, fresh_columns = self._gather_completions(rollout)
             drawn += len(fresh)
-            index = replacing(right, more_right, self.size)
-            kept, right = select(join([kept, more]), index), [(right + more_right)[i] for i in index]
+            index = replacement_index(correct, fresh_correct, self.size)
+            kept, correct = select(join([kept, fresh_rows]), index), [(correct + fresh_correct)[i] for i in index]
             rewards = torch.cat([rewards, rollout.rewards])[index]
-            missing = [None] * len(right), [None] * len(more_right)
+            missing = [None] * len(correct), [None] * len(fresh_correct)
             columns = {
-                name: [(columns.get(name, missing[0]) + more_columns.get(name, missing[1]))[i] for i in index]
-                for name in {**columns, **more_columns}
+                name: [(columns.get(name, missing[0]) + fresh_columns.get(name, missing[1]))[i] for i in index]
+                for name in {**columns, **fresh_columns}
             }
         # The rows have changed, and with them the number that TRL's dapo loss divides by.
         kept["num_items_in_batch"] = loss_mask(kept).sum()
         counts: dict[str, float] = {
             metrics.PROMPTS_DRAWN: drawn,
-            metrics.PROMPTS_KEPT: groups - len(uniform_groups(right, self.size)),
+            metrics.PROMPTS_KEPT: groups - len(uniform_groups(correct, self.size)),
             metrics.PROMPTS_DISCARDED: drawn - groups,
         }
         tensors, advantages = select(kept, range(rank * n, (rank + 1) * n)), torch.tensor(columns["", "advantages"])
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
-        """Return the completions of all ranks, group after group: rows; whether each is right, None if it could not be
-        graded; and the columns of the table of completions with an entry for each."""
+        """Return the completions of all ranks, group after group: rows, `correctness`, and the columns of the table of
+        completions that have an entry for each."""
         if rollout.verdicts is None:
             raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
-        right = right_or_wrong(rollout.verdicts)
+        correct = correctness(rollout.verdicts)
         rows = gather_rows(rollout.tensors, self.accelerator)
         # A script may log too few values, and two reward functions of one name have one column.
-        columns = {key: values[-len(right) :] for key, values in rollout.columns.items() if len(values) >= len(right)}
-        return rows, right, columns
+        columns = {
+            key: values[-len(correct) :] for key, values in rollout.columns.items() if len(values) >= len(correct)
+        }
+        return rows, correct, columns

@@ -105,7 +105,7 @@ def gather_needed_rows(
     size, this = len(rows["advantages"]), accelerator.process_index
     # The rows that each rank sends to this one, and the rows that this one sends to each.
     sources = [[row for row in needed[this] if row // size == rank] for rank in range(len(needed))]
-    targets = [[row % size for row in of_rank if row // size == this] for of_rank in needed]
+    targets = [[row % size for row in rank_rows if row // size == this] for rank_rows in needed]
     moved = select(padded(rows, columns), list(chain(*targets)))
     if len(needed) > 1:
         received, sent = list(map(len, sources)), list(map(len, targets))

@@ -181,8 +181,7 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
     first: list[DataError] = []
 
     def bad(raw: Any, error: DataError) -> None:
-        of_answer = error.field in ("answer", *data.accepted["answer"])
-        kind = NO_ANSWER if of_answer else UNUSABLE
+        kind = NO_ANSWER if error.field in ("answer", *data.accepted["answer"]) else UNUSABLE
         faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
         first[:] = first or [error]
 

@@ -150,9 +150,10 @@ def not_correct(
     """Return the rows whose gold answer, ``rewritten`` as an answer, is not correct, each with the verdict in words."""
     answers = [rewritten(row["answer"]) for row in rows]
     verdicts = _verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
-    graded_rows = zip(rows, answers, verdicts, strict=True)
     return [
-        (row, f"{answer[:60]!r} is {verdict}") for row, answer, verdict in graded_rows if verdict is not Verdict.CORRECT
+        (row, f"{answer[:60]!r} is {verdict}")
+        for row, answer, verdict in zip(rows, answers, verdicts, strict=True)
+        if verdict is not Verdict.CORRECT
     ]
 
 

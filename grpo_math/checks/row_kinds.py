@@ -156,8 +156,7 @@ def _is_unit(row: Row, usual: Habits) -> object:
     plain = _plain(row)
     # One letter may be a variable.
     unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
-    is_phrase = re.match("(?:an?|the) ", plain, re.IGNORECASE)
-    return (unit and not is_phrase) or DEGREES.fullmatch(plain)
+    return (unit and not re.match("(?:an?|the) ", plain, re.IGNORECASE)) or DEGREES.fullmatch(plain)
 
 
 def _is_prose(row: Row, usual: Habits) -> bool:
@@ -187,15 +186,13 @@ def _is_open(text: str) -> bool:
 def _cannot_be_checked(row: Row, usual: Habits) -> str:
     sentences = [sentence.strip() for sentence in SENTENCE.split(row["problem"])]
     tasks = [sentence for sentence in sentences if TASK.match(sentence)]
-    is_asked = tasks and any(ASKS.search(sentence) for sentence in sentences if sentence not in tasks)
-    return tasks[0][:60] if tasks and not is_asked else ""
+    return tasks[0][:60] if tasks and not any(map(ASKS.search, {*sentences} - {*tasks})) else ""
 
 
 def _several_questions(row: Row, usual: Habits) -> str:
-    problem = row["problem"]
     asks = len(ASKS.findall(row["prose"]))
-    several = asks > 1 or (not asks and PARTS.search(problem) and not re.search("[,;]", row["answer"]))
-    return problem[-80:] if several else ""
+    several = asks > 1 or (not asks and PARTS.search(row["problem"]) and not re.search("[,;]", row["answer"]))
+    return row["problem"][-80:] if several else ""
 
 
 def _other_language(row: Row, usual: Habits) -> str:

@@ -15,8 +15,8 @@ from grpo_math.generation.request import Request
 from grpo_math.problems.prompts import AS_IS, Template, as_template
 from grpo_math.run.resume import run_config
 
-Names = tuple[str, str | None]  # a model and its adapter
-PLAIN = "plain"  # the question without a template, as a chat message if the model has a chat template
+ModelAndAdapter = tuple[str, str | None]  # a model and its adapter
+NO_TEMPLATE = "plain"  # the question without a template, as a chat message if the model has a chat template
 
 
 class LoadedModels:
@@ -30,9 +30,9 @@ class LoadedModels:
         self, target: str, only: str | None = None, template: str | None = None, max_new_tokens: int | None = None
     ) -> None:
         models, template_of_run, request = _read(target)
-        named = template_of_run if template is None else template
-        self.template = str(named)
-        self.prompt_of = None if named == PLAIN else as_template(named).prompt
+        template_name = template_of_run if template is None else template
+        self.template = str(template_name)
+        self.prompt_of = None if template_name == NO_TEMPLATE else as_template(template_name).prompt
         self.max_new_tokens = request.max_new_tokens if max_new_tokens is None else max_new_tokens
         self.request = replace(request, template=self.template, max_new_tokens=self.max_new_tokens)
         if only is not None and only not in models:
@@ -90,7 +90,7 @@ class LoadedModels:
         self.messages: dict[str, list[dict[str, str]]] = {name: [] for name in self.models}
 
 
-def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
+def _read(target: str) -> tuple[dict[str, ModelAndAdapter], str | Template, Request]:
     """Return the models, the template and the request."""
     refuse_missing_folder("target", target)
     if config := run_config(Path(target)):
@@ -99,15 +99,15 @@ def _read(target: str) -> tuple[dict[str, Names], str | Template, Request]:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script may have its own prompts, which no template makes.
-        named = config.get("prompt_template") not in (None, AS_IS)
-        return run.models, run.template if run.template and named else PLAIN, run.request
+        has_template = config.get("prompt_template") not in (None, AS_IS)
+        return run.models, run.template if run.template and has_template else NO_TEMPLATE, run.request
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := adapter_base(target):
-        return {"base": (base, None), "trained": (base, target)}, PLAIN, Request()
-    return {"model": (target, None)}, PLAIN, Request()
+        return {"base": (base, None), "trained": (base, target)}, NO_TEMPLATE, Request()
+    return {"model": (target, None)}, NO_TEMPLATE, Request()
 
 
-def _loaded(models: dict[str, Names], request: Request) -> dict[str, Model]:
+def _loaded(models: dict[str, ModelAndAdapter], request: Request) -> dict[str, Model]:
     """Load the models now, so that an error comes before the first question.
 
     An adapter's base is the same weights without the adapter, and is loaded once.

@@ -34,7 +34,7 @@ from grpo_math.generation.models import (
     loading,
     model_path,
 )
-from grpo_math.generation.request import PLAIN, QUANTISATION, Request
+from grpo_math.generation.request import DEFAULT_REQUEST, QUANTISATION, Request
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.from_recipe import renamed_error_fields
@@ -64,8 +64,8 @@ class Model:
     Use it as a context manager, which frees the weights and stops a server that was started.
     """
 
-    at_once = 1  # the least completions in a batch
-    together = 1  # the processes that compute the same completions together
+    min_batch_size = 1  # completions in a batch
+    tensor_parallel = 1  # processes that compute the same completions together
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Model:
         adapter: str | None = None,
         backend: Backend = Backend(),
         tokenizer: Any = None,
-        request: Request = PLAIN,
+        request: Request = DEFAULT_REQUEST,
     ) -> None:
         self.named = isinstance(model, str)
         self.name: str = model if self.named else getattr(model.config, "_name_or_path", "") or "in memory"
@@ -86,7 +86,7 @@ class Model:
             self.weights = model
             self.tokenizer = tokenizer
         if adapter is not None and not (Path(adapter) / "adapter_config.json").exists():
-            raise ConfigError("adapter", adapter, "holds no adapter_config.json", "give the folder of a LoRA adapter")
+            raise ConfigError("adapter", adapter, "has no adapter_config.json", "give the folder of a LoRA adapter")
 
     def __enter__(self) -> "Model":
         return self
@@ -149,13 +149,13 @@ class Model:
         """Return what ``call`` returns for the rows of each rank, and the number of this share of the rows. Every rank
         calls this, and gets the whole list."""
         state = PartialState()
-        number, shares = state.process_index // self.together, state.num_processes // self.together
+        share, shares = state.process_index // self.tensor_parallel, state.num_processes // self.tensor_parallel
         # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
         # gathering, and the other ranks would wait.
-        return gather_object([call(rows[number::shares] or rows[:1], number)])
+        return gather_object([call(rows[share::shares] or rows[:1], share)])
 
     def check(self, prompt: str | list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Check what can be checked before weights are loaded, with the prompt of one problem."""
+        """Check the files and the chat template before weights are loaded, with the prompt of one problem."""
         if not isinstance(prompt, str):
             check_chat(self.name, self.tokenizer, prompt, template_kwargs)
         if self.backend.name == "hf":
@@ -185,10 +185,10 @@ class Model:
                     raise ConfigError("generation_kwargs", option, reason, "use --backend hf")
             quantised = request.quantisation
             # vLLM quantises a base into nf4 only; a server, if `grpo-math serve` or the user has told it.
-            same = quantised.get("load_in_4bit") and quantised.get("bnb_4bit_quant_type") != "fp4"
-            if same and self.backend.server:
-                same = self.served[0].settings()["model_config"].get("quantization") == "bitsandbytes"
-            if quantised and not same:
+            quantises_alike = quantised.get("load_in_4bit") and quantised.get("bnb_4bit_quant_type") != "fp4"
+            if quantises_alike and self.backend.server:
+                quantises_alike = self.served[0].settings()["model_config"].get("quantization") == "bitsandbytes"
+            if quantised and not quantises_alike:
                 reason = "does not quantise the base as the run did"
                 raise ConfigError("backend", self.backend.name, reason, "use --backend hf")
             if request.model_init_kwargs:
@@ -230,7 +230,7 @@ def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], req
     return partial(ask_each, ask)
 
 
-def load_weights(model: str, adapter: str | None, request: Request = PLAIN) -> Any:
+def load_weights(model: str, adapter: str | None, request: Request = DEFAULT_REQUEST) -> Any:
     """Return a model with its adapter, quantised and changed as in training."""
     options: dict[str, Any] = {"dtype": loaded(model, inference_dtype), **request.model_init_kwargs}
     if quantisation := request.quantisation:

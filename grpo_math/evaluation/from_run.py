@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
-from grpo_math.generation.request import PLAIN, Request, request_from
+from grpo_math.generation.request import DEFAULT_REQUEST, Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
@@ -25,7 +25,7 @@ class RunModels(NamedTuple):
     models: dict[str, tuple[str, str | None]]  # model and adapter of base and trained
     folder: Path
     template: Template | None = None
-    request: Request = PLAIN
+    request: Request = DEFAULT_REQUEST
     columns: Mapping[str, str | None] = MappingProxyType({})  # those of each data set that the recipe names
     tools: Mapping[str, Any] = MappingProxyType({})  # the recipe's tools, python and max_tool_calling_iterations
     grade_timeout: float | None = None

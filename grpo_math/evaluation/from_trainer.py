@@ -19,10 +19,10 @@ import torch
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.backends import Backend, Model, quantisation_fields, with_server
-from grpo_math.evaluation.figures import Results, summary
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.suite import Sampling
+from grpo_math.evaluation.summary import Results, summary
 from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed, read_off, stop_ids
@@ -71,9 +71,9 @@ def evaluate(
     rows = evaluation_rows(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     if not hasattr(model, "accelerator"):
-        where = Output(output, extra or {}, progress=progress)
+        target = Output(output, extra or {}, progress=progress)
         with Model(model, adapter, Backend(backend, server), tokenizer) as opened:
-            return results.evaluate(opened, rows, Sampling(**sampling), where, tools=box, grade_timeout=grade_timeout)
+            return results.evaluate(opened, rows, Sampling(**sampling), target, tools=box, grade_timeout=grade_timeout)
     trainer = model
     timeout = grade_timeout or getattr(
         getattr(getattr(trainer, "grpo_math", None), "settings", None), "grade_timeout", None
@@ -83,9 +83,9 @@ def evaluate(
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     # Without a path: every rank evaluates, and only the main process writes the file below.
-    where = Output(extra=extra or {}, progress=progress)
-    evaluated = over_ranks(
-        trainer, rows, drawn, where, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
+    target = Output(extra=extra or {}, progress=progress)
+    merged = over_ranks(
+        trainer, rows, drawn, target, request, tools=box or trainer_toolbox(trainer), grade_timeout=timeout
     )
     name = "after.json" if trainer.state.global_step else "before.json"
     if trainer.accelerator.is_main_process:
@@ -94,8 +94,8 @@ def evaluate(
         for run_files in [one for one in trainer.callback_handler.callbacks if hasattr(one, "archive")]:
             run_files.archive([file])
             run_files.written.add(file)
-        write_json(file, evaluated)
-    return evaluated
+        write_json(file, merged)
+    return merged
 
 
 def over_ranks(
@@ -112,15 +112,15 @@ def over_ranks(
     results.refuse_shared_ids(rows)  # a rank sees only its own
     output = replace(output, progress=output.progress and trainer.accelerator.is_main_process)
     with open_engine(trainer, tools) as model:
-        sampling = replace(sampling, batch_size=max(sampling.batch_size, model.at_once))
+        sampling = replace(sampling, batch_size=max(sampling.batch_size, model.min_batch_size))
 
-        def evaluated(local_rows: Sequence[Row], share: int) -> Results:
+        def evaluate_share(local_rows: Sequence[Row], share: int) -> Results:
             # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
             seed = batch_seed(sampling.seed, -share) if share else sampling.seed
             drawn = replace(sampling, seed=seed)
             return results.evaluate(model, local_rows, drawn, output, request, tools=tools, grade_timeout=grade_timeout)
 
-        parts = model.gather_from_ranks(rows, evaluated)
+        parts = model.gather_from_ranks(rows, evaluate_share)
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # evaluate the first row: each counts once.
     all_ranks = {(str(record["id"]), record["sample"]): record for part in parts for record in part["rows"]}
@@ -155,11 +155,11 @@ def evaluation_rows(problems: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 class Engine(Model):
-    """The model of a trainer, sampled by the vLLM of the run: a server that the main process asks, or an engine in each
-    process. `open_engine` opens it."""
+    """The model of a trainer, sampled by the vLLM of the run: one server, or an engine in each process. `open_engine`
+    opens it."""
 
     # vLLM schedules requests itself, and a batch ends with its longest completion: small batches leave the GPU idle.
-    at_once = 512
+    min_batch_size = 512
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
@@ -177,7 +177,7 @@ class Engine(Model):
 
                 # As in a rollout: the trainer saves the step, and the run ends.
                 raise ServerUnavailable(str(error)) from None
-        self.together = self.generation.tensor_parallel_size
+        self.tensor_parallel = self.generation.tensor_parallel_size
         return super().gather_from_ranks(rows, call)
 
     def generator(self, request: Request) -> Generate:
@@ -207,10 +207,10 @@ class Engine(Model):
             settings = {**settings, "structured_outputs": StructuredOutputsParams(**structured)}
         seeds = [batch_seed(seed, i) for i in range(len(prompts))]
         params = [SamplingParams(**settings, seed=seed, max_tokens=longest) for seed in seeds]
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():
-            outputs = self.generation.llm.generate(asked, sampling_params=params, use_tqdm=False)
+            outputs = self.generation.llm.generate(requests, sampling_params=params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -218,7 +218,7 @@ class Engine(Model):
 def open_engine(trainer: Any, tools: Any = None) -> Iterator[Model]:
     """Open the program that samples in the training of ``trainer``, with the weights as they are now.
 
-    All ranks call this. transformers samples for a trainer without vLLM. It also plays turns of ``tools`` if vLLM is
+    All ranks call this. transformers samples for a trainer without vLLM. It also runs the turns of ``tools`` if vLLM is
     split over several processes, because the turns of these processes may differ.
     """
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None

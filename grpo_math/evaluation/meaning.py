@@ -1,4 +1,4 @@
-"""The meaning of an improvement: skill or form, at equal tokens, known by heart, by chance of the seed.
+"""The meaning of an improvement: skill or form, at equal tokens, memorised problems, chance of the seed.
 
 `grpo-math evaluate --run --probe` measures, and this file computes. docs/evaluation.md has the formulas and papers.
 """
@@ -46,20 +46,20 @@ def beginnings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     >>> [(row["id"], row["prompt"][-5:], row["answer"]) for row in beginnings(rows)]
     [(29, '15 16', '17 18 19 20 21 22 23 24 25 26 27 28'), (30, '16 17', '18 19 20 21 22 23 24 25 26 27 28 29')]
     """
-    asked = []
+    end_rows = []
     for row in rows:
         words = [*re.finditer(r"\S+", row["problem"])]
         shown = int(SHOWN * len(words))
         if shown and len(words) - shown >= LEFT:
-            text, rest = row["problem"][: words[shown - 1].end()], row["problem"][words[shown].start() :]
-            asked.append({"id": row["id"], "problem": text, "prompt": text, "answer": rest})
-    return asked
+            text, end = row["problem"][: words[shown - 1].end()], row["problem"][words[shown].start() :]
+            end_rows.append({"id": row["id"], "problem": text, "prompt": text, "answer": end})
+    return end_rows
 
 
 def reproduced(rows: Sequence[Mapping[str, Any]], completions: Sequence[Any], timeout: float | None) -> list[Grade]:
     """Return `Verdict.CORRECT` for each completion that begins with the end of its problem, word by word.
 
-    Compares words of letters and digits, without case. ``timeout`` is that of a grader, and not needed.
+    Compares words of letters and digits, without case. ``timeout`` is an argument of graders, and is not used here.
 
     >>> from types import SimpleNamespace
     >>> texts = ["He pays $5, in all: 7.", "He pays $6"]
@@ -69,8 +69,8 @@ def reproduced(rows: Sequence[Mapping[str, Any]], completions: Sequence[Any], ti
     """
     grades = []
     for row, completion in zip(rows, completions, strict=True):
-        rest, words = (re.findall(r"[^\W_]+", text.casefold()) for text in (row["answer"], completion.text))
-        is_known = bool(rest) and words[: len(rest)] == rest
+        end, words = (re.findall(r"[^\W_]+", text.casefold()) for text in (row["answer"], completion.text))
+        is_known = bool(end) and words[: len(end)] == end
         grades.append(Grade(Verdict.CORRECT if is_known else Verdict.WRONG, None))
     return grades
 
@@ -162,13 +162,16 @@ def _form(before: Results, after: Results, comparison: Mapping[str, Any]) -> str
     """Return how much of a difference is skill, how much form, and how many answers were cut."""
     in_format, both = comparison["difference_in_format"], by_problem(before, after)
     # Right or wrong: a run that is rewarded for the form alone writes it around wrong answers, too.
-    kept = _pair(*([fmean(bool(row.get("in_format")) for row in pair[side]) for pair in both] for side in (0, 1)))
-    is_form = comparison["ci95"][0] <= 0 < kept["ci95"][0]
+    in_format_shares = _pair(
+        *([fmean(bool(row.get("in_format")) for row in pair[side]) for pair in both] for side in (0, 1))
+    )
+    is_form = comparison["ci95"][0] <= 0 < in_format_shares["ci95"][0]
     return (
         f"{'the run has learned the form, and no skill that shows: ' if is_form else ''}"
         f"in the format {100 * in_format:+.1f} points: {points(comparison)} from answers that were wrong in any form "
         f"(skill), and {100 * (in_format - comparison['difference']):+.1f} points from answers that were right in "
-        f"another form (form); {kept['base']:.1%} of all answers kept the format before and {kept['trained']:.1%} "
+        f"another form (form); {in_format_shares['base']:.1%} of all answers kept the format before and "
+        f"{in_format_shares['trained']:.1%} "
         f"after, and the length limit cut {cut_share(before):.1%} and {cut_share(after):.1%}"
     )
 

@@ -5,7 +5,7 @@ that are right and in the requested format. Each batch is graded and stored at o
 continues. The results contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
 Results with different hashes or numbers are not compared.
 
-figures.py computes the metrics of the records, and paired.py compares two results.
+summary.py computes the metrics of the records, and paired.py compares two results.
 """
 
 import json
@@ -21,15 +21,15 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.backends import Model, loaded
-from grpo_math.evaluation.figures import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.paired import FORMAT
 from grpo_math.evaluation.suite import Sampling
+from grpo_math.evaluation.summary import CALLS, PARTS, TOLERANCE, Record, Results, as_published, category, summary
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import inference_dtype, model_path
-from grpo_math.generation.request import PLAIN, Request
+from grpo_math.generation.request import DEFAULT_REQUEST, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.reading import reading
 from grpo_math.rewards.inputs import row_format
@@ -61,7 +61,7 @@ def evaluate(
     rows: Sequence[Row],
     sampling: Sampling,
     output: Output,
-    request: Request = PLAIN,
+    request: Request = DEFAULT_REQUEST,
     *,
     tools: Toolbox | None = None,
     grade_timeout: float | None = None,
@@ -88,7 +88,7 @@ def evaluate(
         "prompt_hash": prompt_hash(rows, model.tokenizer),
         "problems_hash": problems_hash(rows),
         "grader": GRADER,
-        **({"tools": tools.stated} if tools else {}),
+        **({"tools": tools.settings} if tools else {}),
     }
     if model.named and output.path is not None:
         settings["weights_hash"] = weights_hash(model_path(model.name), model.adapter)
@@ -154,8 +154,8 @@ def _answer(
     generate = model.generator(request)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, model.context)
-    own: dict[str, Any] = {"initial": len(records) // samples, "desc": "evaluating", "unit": "problem"}
-    with Bar(total=len(rows), disable=not progress, **own) if shared is None else nullcontext(shared) as bar:
+    bar_options: dict[str, Any] = {"initial": len(records) // samples, "desc": "evaluating", "unit": "problem"}
+    with Bar(total=len(rows), disable=not progress, **bar_options) if shared is None else nullcontext(shared) as bar:
         for number, batch in missing:
             completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
             grades = graded([jobs[i][0] for i in batch], completions)
@@ -183,7 +183,7 @@ def _check(model: Model, rows: Sequence[Row], tools: Toolbox | None, request: Re
     # A model in memory has no files to check, and a training run has checked its tools.
     if not model.named:
         return
-    if tools and "python" in tools.stated:
+    if tools and "python" in tools.settings:
         require_layers()
     model.check(rows[0]["prompt"], request.template_kwargs)
 
@@ -214,17 +214,17 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
         return []
     # Bytes, because a write may have ended within a character.
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    complete = content[: content.rfind(b"\n") + 1]
     with reading(path):
-        first, *records = [json.loads(line) for line in whole.splitlines()]
+        first, *records = [json.loads(line) for line in complete.splitlines()]
         measured = {**first["measured"]}
     expected = json.loads(json.dumps(settings))  # as a file has them
     for name in expected:
         if measured.get(name) != expected[name]:
-            was = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"
-            raise ConfigError("output", str(path), was, "give another --output, or change the setting back")
+            reason = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"
+            raise ConfigError("output", str(path), reason, "give another --output, or change the setting back")
     # Only here: a file that is refused above stays as it was.
-    os.truncate(path, len(whole))
+    os.truncate(path, len(complete))
     return records
 
 
@@ -252,8 +252,8 @@ def _key(record: Record) -> tuple[str, int]:
 
 
 def _file(path: Path, settings: dict[str, Any]) -> Path:
-    """Return the results file. In a folder its name has model, adapter, data, and a hash of all settings: other
-    settings, other file."""
+    """Return the results file. In a folder its name has model, adapter, data, and a hash of all settings, so that
+    other settings get another file."""
     if path.suffix == ".json":
         return path
     words = [settings["model"], settings["adapter"], settings.get("data")]

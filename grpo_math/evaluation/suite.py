@@ -66,10 +66,10 @@ def evaluation_protocol(
     (('boxed', 32, 0.6), ('gsm8k', 1, 0.0))
     """
     source = SOURCES.get(source_name(name) or "", DEFAULT_SOURCE)
-    heat = source.temperature if temperature is None else temperature
+    chosen_temperature = source.temperature if temperature is None else temperature
     # Greedy samples would all be equal.
-    drawn = (source.samples if heat > 0 else 1) if samples is None else samples
-    return template or source.template, drawn, heat
+    drawn = (source.samples if chosen_temperature > 0 else 1) if samples is None else samples
+    return template or source.template, drawn, chosen_temperature
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:

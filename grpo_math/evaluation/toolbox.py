@@ -12,18 +12,18 @@ from grpo_math.errors import UserError
 from grpo_math.generation.chat import Tool
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, batch_seed
-from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, run_tool_loop
 from grpo_math.rewards.inputs import completion_text
 from grpo_math.tools import read_limits, read_tools, tool_limits
 
 
 @dataclass(frozen=True)
 class Toolbox:
-    """Functions, and the maximum rounds of calls. The results contain ``stated``."""
+    """Functions, and the maximum rounds of calls. The results contain ``settings``."""
 
     functions: Sequence[Tool]
     rounds: int | None
-    stated: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def conversation(self, tokenizer: Any, template_kwargs: Mapping[str, Any] | None = None) -> Conversation:
         return Conversation(tokenizer, self.functions, self.rounds, template_kwargs)
@@ -32,7 +32,7 @@ class Toolbox:
 def toolbox(names: Sequence[str], python: Mapping[str, Any] | None = None, rounds: int | None = None) -> Toolbox | None:
     """Return the tools of a recipe's ``tools``, ``python`` and ``max_tool_calling_iterations``; None without any.
 
-    >>> toolbox(["python"], rounds=2).stated["max_tool_calling_iterations"], toolbox([])
+    >>> toolbox(["python"], rounds=2).settings["max_tool_calling_iterations"], toolbox([])
     (2, None)
     """
     if not names:
@@ -48,14 +48,14 @@ def trainer_toolbox(trainer: Any) -> Toolbox | None:
             if getattr(trainer, attribute, None):
                 raise UserError(f"{name}: an evaluation would not ask as training does. Evaluate the saved model.")
         return None
-    return _toolbox(tools.conversation.tools, tools.conversation.most)
+    return _toolbox(tools.conversation.tools, tools.conversation.max_rounds)
 
 
 def _toolbox(functions: Sequence[Tool], rounds: int | None) -> Toolbox:
-    stated: dict[str, Any] = {"names": [tool.__name__ for tool in functions], "max_tool_calling_iterations": rounds}
+    settings: dict[str, Any] = {"names": [tool.__name__ for tool in functions], "max_tool_calling_iterations": rounds}
     for limits in filter(None, map(tool_limits, functions)):
-        stated["python"] = asdict(limits)
-    return Toolbox(functions, rounds, stated)
+        settings["python"] = asdict(limits)
+    return Toolbox(functions, rounds, settings)
 
 
 def conversing(generate: Generate, conversation: Conversation, longest: int, context: int | None) -> Generate:
@@ -65,13 +65,13 @@ def conversing(generate: Generate, conversation: Conversation, longest: int, con
         # The first turn has the seed of the batch. A later turn with this seed would draw the same random numbers.
         turn, turns = count(1), zip(generate(prompts, seed), prompts, strict=True)
         first = [replace(one, messages=[conversation.message(one.tokens, prompt)]) for one, prompt in turns]
-        rows = play(
+        rows = run_tool_loop(
             conversation,
             prompts,
             first,
             [{tool.__name__: tool for tool in conversation.tools}] * len(first),
-            lambda asked, _: generate(asked, batch_seed(seed, next(turn))),
-            Limits(longest, context or UNLIMITED, conversation.most),
+            lambda turn_prompts, _: generate(turn_prompts, batch_seed(seed, next(turn))),
+            Limits(longest, context or UNLIMITED, conversation.max_rounds),
         )
         return [replace(row, text=completion_text(list(row.messages))) for row in rows]
 

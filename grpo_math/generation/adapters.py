@@ -29,7 +29,7 @@ SERVED = {
     *("init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
 }
 # Ways of initialising that also change base weights.
-MOVE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 def refuse_unserved(model: Any) -> None:
@@ -41,7 +41,7 @@ def refuse_unserved(model: Any) -> None:
     for name, value in vars(config).items():
         if name not in SERVED and value and value != defaults.get(name):
             raise _refusal(name, value, "vLLM adds one low-rank term to each layer, and nothing else")
-    if str(config.init_lora_weights).lower().startswith(MOVE_THE_BASE):
+    if str(config.init_lora_weights).lower().startswith(CHANGE_THE_BASE):
         raise _refusal("init_lora_weights", config.init_lora_weights, "it changes the base, which vLLM has unchanged")
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
@@ -50,8 +50,8 @@ def refuse_unserved(model: Any) -> None:
                 raise _refusal("target_modules", name.rsplit(".", 1)[-1], "vLLM adapts only linear layers")
 
 
-def _refusal(name: str, value: object, why: str) -> ConfigError:
-    return ConfigError(name, value, f"cannot be synced as an adapter ({why})", MERGED)
+def _refusal(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(name, value, f"cannot be synced as an adapter ({reason})", MERGED)
 
 
 def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
@@ -63,9 +63,9 @@ def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
     named = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name}
     with gathered(list(named.values())):
         # FSDP 2 has sharded DTensors. peft itself would read them, and every base weight, from `model.state_dict()`.
-        whole = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in named.items()}
+        full = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in named.items()}
         # With "auto", peft would ask the Hub for config.json, unless the base is a local folder.
-        saved = get_peft_model_state_dict(model, state_dict=whole, adapter_name=ADAPTER, save_embedding_layers=False)
+        saved = get_peft_model_state_dict(model, state_dict=full, adapter_name=ADAPTER, save_embedding_layers=False)
         # Cloned: ZeRO-3 splits the parameters again at the end of this context, and `cpu` copies nothing on a CPU.
         return {name: tensor.cpu().clone().contiguous() for name, tensor in saved.items()}
 

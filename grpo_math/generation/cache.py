@@ -16,9 +16,9 @@ from grpo_math.generation.names import cache_name
 from grpo_math.run.speed_ups import switched_off
 
 # Tokens of a batch. The separate forward pass for the prefix takes time itself, so it must save this many.
-SAVED = 256
+MIN_SAVED_TOKENS = 256
 # Additional tokens for which a layer's buffer is allocated, so that the cache is copied once per 64 tokens.
-ROOM = 64
+SPARE_COLUMNS = 64
 
 
 def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]) -> int:
@@ -42,7 +42,7 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     # completion token is sampled from its logits.
     length = min(int(same.all(dim=0).cumprod(dim=0).sum()), prompts.size(1) - int(padding.max()) - 1)
     # The prefix is computed once instead of for each prompt.
-    if (prompts.size(0) - 1) * length < SAVED:
+    if (prompts.size(0) - 1) * length < MIN_SAVED_TOKENS:
         return 0
     if any(isinstance(layer, LinearAttentionLayer) for layer in cache.layers):
         switched_off("shared prefix", "a layer of the model has a state instead of keys and values")
@@ -59,7 +59,7 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     # (P, L): the prefix token of each column. Padding gets a copy of the first token, which the mask excludes.
     source = (columns[:length] - padding).clamp(min=0)
     cache.layers = [
-        GrowingLayer(*(held[0][:, source].transpose(0, 1).contiguous() for held in (layer.keys, layer.values)))
+        GrowingLayer(*(states[0][:, source].transpose(0, 1).contiguous() for states in (layer.keys, layer.values)))
         for layer in cache.layers
     ]
     return length
@@ -73,12 +73,12 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
-        # A layer that is not initialized has length 0 for transformers. `_hold` replaces the empty keys that this sets.
+        # A layer that is not initialized has length 0 for transformers. `_set_views` replaces the empty keys.
         self.lazy_initialization(keys, values)
         self.buffers = (keys, values)
-        self._hold(keys.size(0), keys.size(2))
+        self._set_views(keys.size(0), keys.size(2))
 
-    def _hold(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
+    def _set_views(self, rows: int, length: int) -> tuple[Tensor, Tensor]:
         self.rows = rows
         self.length = length
         self.keys = self.buffers[0][:rows, :, :length]
@@ -88,14 +88,17 @@ class GrowingLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         start, end = self.length, self.length + key_states.size(2)
         if end > self.buffers[0].size(2):
-            self.buffers = (self._with_room(self.buffers[0], end), self._with_room(self.buffers[1], end))
+            self.buffers = (
+                self._with_spare_columns(self.buffers[0], end),
+                self._with_spare_columns(self.buffers[1], end),
+            )
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[: self.rows, :, start:end] = states
-        return self._hold(self.rows, end)
+        return self._set_views(self.rows, end)
 
-    def _with_room(self, buffer: Tensor, length: int) -> Tensor:
+    def _with_spare_columns(self, buffer: Tensor, length: int) -> Tensor:
         # Only as many rows as are left, so that the memory of finished rows is freed.
-        larger = buffer.new_empty(self.rows, buffer.size(1), length + ROOM, buffer.size(3))
+        larger = buffer.new_empty(self.rows, buffer.size(1), length + SPARE_COLUMNS, buffer.size(3))
         larger[:, :, : self.length] = buffer[: self.rows, :, : self.length]
         return larger
 
@@ -103,4 +106,4 @@ class GrowingLayer(DynamicLayer):
         """Copy the rows ``sources`` over the rows ``targets`` and keep the first ``rows``."""
         for buffer in self.buffers:
             buffer[targets, :, : self.length] = buffer[sources, :, : self.length]
-        self._hold(rows, self.length)
+        self._set_views(rows, self.length)

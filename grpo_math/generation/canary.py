@@ -64,7 +64,7 @@ class Canary:
         self.send = send
         self.context = context
         self.prompt: list[int] = []
-        # 1: at the first sync. 2: with a changed adapter, so no check is left.
+        # The checks that have passed. 1: the first sync. 2: a changed adapter, so no check is left.
         self.agreed = 0
         self.due = False
         self.effect = 0.0  # of the adapter on the log-probs, at the last check
@@ -89,13 +89,13 @@ class Canary:
         if scale is None:  # no update has changed the adapter yet
             return
         self.send(scale)
-        moved = self.compare(scale, sync)
+        change = self.compare(scale, sync)
         # The true adapter replaces the scaled one. The second comparison shows that vLLM does not reuse the scaled one,
         # for example from its prefix cache.
         self.send(1.0)
         self.effect = self.compare(1.0, sync)
         # If the adapter hardly changed the log-probs, the base could have agreed, too: check again after a later sync.
-        if moved > 2 * self.tolerance:
+        if change > 2 * self.tolerance:
             self.agreed = 2
 
     def _prompt(self, prompts: list[list[int]]) -> list[int]:
@@ -129,12 +129,12 @@ class Canary:
         prompt, continuation = self.prompt[:1], self.prompt[1:]
         base, scale = self._broadcast_logps(0.0, prompt, continuation), 1.0
         while scale <= LARGEST_SCALE:
-            moved = (self._broadcast_logps(scale, prompt, continuation) - base).abs().mean().item()
-            if moved >= 5 * self.tolerance:
+            change = (self._broadcast_logps(scale, prompt, continuation) - base).abs().mean().item()
+            if change >= 5 * self.tolerance:
                 return scale
             # A linear effect would reach 6 tolerances with this factor. An adapter's effect is not linear, so the
             # factor is at least 2 and at most 64.
-            scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(moved, 1e-9)))))
+            scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(change, 1e-9)))))
         return None
 
     def differs(self, difference: float, lags: bool) -> bool:
@@ -160,23 +160,23 @@ class Canary:
 
         All ranks call this.
         """
-        moved = math.inf
+        change = math.inf
         for completion in self.ask(self.prompt):
-            ours = self._broadcast_logps(scale, self.prompt, completion.tokens)
+            trainer_logps = self._broadcast_logps(scale, self.prompt, completion.tokens)
             base = self._broadcast_logps(0.0, self.prompt, completion.tokens)
-            from_base = (ours - base).abs().mean().item()
-            of_vllm = torch.tensor([math.nan if logp is None else logp for logp in completion.logps or ()])
-            apart = (ours - of_vllm).abs().mean().item()
+            from_base = (trainer_logps - base).abs().mean().item()
+            vllm_logps = torch.tensor([math.nan if logp is None else logp for logp in completion.logps or ()])
+            difference = (trainer_logps - vllm_logps).abs().mean().item()
             limit = self.tolerance + 0.1 * from_base
-            # Not `apart > limit`, which is False for NaN, a log-prob that vLLM could not compute.
-            if not apart <= limit:
+            # Not `difference > limit`, which is False for NaN, a log-prob that vLLM could not compute.
+            if not difference <= limit:
                 raise UserError(
-                    f"vLLM samples the wrong model: after sync {sync} its log-probs are {apart:.3f} nats from "
-                    f"the trainer's, and at most {limit:.3f} is rounding: see that it serves the base that is trained, "
-                    "in the same precision, and that nothing else loads adapters into it"
+                    f"vLLM samples the wrong model: after sync {sync} its log-probs are {difference:.3f} nats from "
+                    f"the trainer's, and at most {limit:.3f} is rounding: check that it serves the base that is "
+                    "trained, in the same precision, and that nothing else loads adapters into it"
                 )
-            moved = min(moved, from_base)
-        return moved
+            change = min(change, from_base)
+        return change
 
     def _broadcast_logps(self, scale: float, prompt: list[int], completion: list[int]) -> torch.Tensor:
         """Return the main process's log-probs on every process, so that all decide the same.

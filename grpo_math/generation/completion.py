@@ -20,8 +20,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Completion:
-    """One completion of a prompt. Backends (`completions.with_model`, `server.Server.generate`) make the first turn,
-    and `turns.play` adds the others.
+    """One completion of a prompt.
+
+    Backends (`completions.with_model`, `vllm_server.Server.generate`) make the first turn, and `turns.run_tool_loop`
+    adds the later turns.
 
     ``tokens`` (T,): token ids, with the end token. With tools, the results of calls and later turns follow.
     ``logps`` (T,): log-probs under the model that sampled, 0 for a token of a result. None for a log-prob that vLLM

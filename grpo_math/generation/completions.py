@@ -25,7 +25,7 @@ from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
 from grpo_math.generation.turns import Conversation
 
-AT_ONCE = 256  # requests to one server
+MAX_REQUESTS = 256  # requests to one server
 
 Prompt = str | list[dict[str, Any]]
 
@@ -77,7 +77,7 @@ def ask_each(
     Each prompt is a separate request, because vLLM uses one seed for all prompts of a request.
     """
     seeds = [batch_seed(seed, number) for number in range(len(prompts))]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_REQUESTS) as pool:
         return list(chain.from_iterable(pool.map(ask, prompts, seeds)))
 
 

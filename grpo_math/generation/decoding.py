@@ -53,11 +53,11 @@ ROW_BY_ROW = {
 def lean_generation(model: Any) -> Iterator[None]:
     """Make ``model.generate(input_ids=..., attention_mask=...)`` compute equal prompts once, and no finished rows.
 
-    The output is that of the plain method: tokens, shape, padding, and the state of the random numbers. Supports
-    left-padded prompts, and layers with keys and values or with a state. The plain method runs other calls, with beams,
-    other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
+    The output is that of the original method: tokens, shape, padding, and the state of the random numbers. Supports
+    left-padded prompts, and layers with keys and values or with a state. The original method runs other calls: with
+    beams, other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
-    plain = model.generate
+    original_generate = model.generate
     # A method of the user may not take an argument that TRL does not pass, and `decode` would skip the user's loop.
     bare = model.get_base_model() if is_peft_model(model) else model
     methods = {name: getattr(bare, name) for name in ("generate", "_sample")}
@@ -65,7 +65,7 @@ def lean_generation(model: Any) -> Iterator[None]:
         getattr(method, "__func__", None) is not getattr(GenerationMixin, name) or is_foreign(method)
         for name, method in methods.items()
     )
-    if is_own or is_foreign(plain):
+    if is_own or is_foreign(original_generate):
         switched_off("shared prefill", f"{type(bare).__name__} has its own generate or _sample")
         yield
         return
@@ -76,10 +76,10 @@ def lean_generation(model: Any) -> Iterator[None]:
             _check_call(model, kwargs)
             # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
             # drawn, so `generate` can start again.
-            return plain(**inputs, **kwargs, custom_generate=decode)
+            return original_generate(**inputs, **kwargs, custom_generate=decode)
         except UnknownSetting as error:
             switched_off("shared prefill", str(error))
-        return plain(**inputs, **kwargs)
+        return original_generate(**inputs, **kwargs)
 
     with replaced(model, generate=generate):
         yield
@@ -131,7 +131,7 @@ def decode(
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
     with model._optimize_model_for_decode():
         while True:
-            # Sample and append for the whole batch, so that a seed gives the tokens of plain `generate`.
+            # Sample and append for the whole batch, so that a seed gives the tokens of `generate`.
             scores = logits_processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
@@ -265,7 +265,7 @@ def _check_settings(
 ) -> None:
     """Raise `UnknownSetting` unless `decode` gives the result of transformers' loop with these prepared settings."""
     name = cache_name(model_kwargs)
-    held = model_kwargs.get(name)
+    cache = model_kwargs.get(name)
     # A RoPE that reads the longest row would miss the rows that are dropped.
     limit = longest_width(model.config)
     mode = generation_config.get_generation_mode()
@@ -279,10 +279,10 @@ def _check_settings(
             "prefill_chunk_size is set": generation_config.prefill_chunk_size is not None,
             f"rows of {limit} or more tokens have positions that depend on the longest row": limit is not None
             and generation_config.max_length >= limit,
-            "the cache is not an empty DynamicCache of keys, values and states": type(held) is not DynamicCache
-            or held.offloading
-            or held.get_seq_length() > 0
-            or any(type(layer) not in CACHE_LAYERS for layer in held.layers),
+            "the cache is not an empty DynamicCache of keys, values and states": type(cache) is not DynamicCache
+            or cache.offloading
+            or cache.get_seq_length() > 0
+            or any(type(layer) not in CACHE_LAYERS for layer in cache.layers),
             f"{', '.join(sorted(kind.__name__ for kind in processors))} depends on other rows": bool(processors),
             # Row numbers are on the device of the prompts, so the whole cache has to be there.
             "the model is on several devices": len(set(getattr(model, "hf_device_map", {}).values())) > 1

@@ -86,7 +86,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     # transformers 5.17 reads other special tokens from the file than its own configuration has.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(config.pad_token_id)
-    # The saved tensors are plain. With this entry `from_pretrained` would load them as quantised.
+    # The saved tensors are not quantised. With this entry `from_pretrained` would load them as quantised.
     del config.quantization_config
     # The model was published in bfloat16. float32 would only store the rounding of the 4-bit blocks.
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)

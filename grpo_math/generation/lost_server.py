@@ -20,8 +20,9 @@ class ServerUnavailable(UserError):
     """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
-def waiting(server: Server, seconds: float, more: str) -> str:
-    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {more}"
+def waiting_line(server: Server, seconds: float, hint: str) -> str:
+    """Return the line that is printed while a server does not answer."""
+    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {hint}"
 
 
 @cache
@@ -42,7 +43,7 @@ def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
     """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
     if not server.healthy():
         # Once for each sync: all requests to a server that is lost fail alike.
-        logger.warning_once(waiting(server, seconds, f"{note}{start}"))
+        logger.warning_once(waiting_line(server, seconds, f"{note}{start}"))
     try:
         server.wait(seconds)
     except ServerError as error:
@@ -50,7 +51,7 @@ def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
     server.check_version()
 
 
-def outliving_restarts(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:
+def repeat_after_restart(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:
     """Return what ``call`` returns. If the server was lost, repeat the call after ``restore``.
 
     ``note`` names the request in a warning.
@@ -69,4 +70,4 @@ def outliving_restarts(url: str, call: Callable[[], Any], restore: Callable[[], 
             restore()
         except ServerError as error:
             raise ServerUnavailable(str(error)) from None
-    raise ServerUnavailable(f"{url} was lost {RESTARTS} times over one request: its own log says why")
+    raise ServerUnavailable(f"{url} was lost {RESTARTS} times over one request: its log has the reason")

@@ -30,7 +30,7 @@ def model_path(name: str | None) -> str:
     return str(embedded_model()) if name == "embedded" else name
 
 
-def whole_path(name: str) -> str:
+def absolute_path(name: str) -> str:
     """Return the absolute path of a folder, or a Hub id. A run records it for commands in other folders."""
     return os.path.abspath(home(name)) if home(name).is_dir() else name
 
@@ -202,8 +202,8 @@ def auto_class(architectures: Iterable[str] | None) -> str:
     >>> auto_class(["Qwen3_5ForConditionalGeneration"]), auto_class(["Qwen3ForCausalLM"])
     ('AutoModelForImageTextToText', 'AutoModelForCausalLM')
     """
-    sees = any(name.endswith("ForConditionalGeneration") for name in architectures or ())
-    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+    has_vision = any(name.endswith("ForConditionalGeneration") for name in architectures or ())
+    return "AutoModelForImageTextToText" if has_vision else "AutoModelForCausalLM"
 
 
 def load_base(path: str, **options: Any) -> Any:

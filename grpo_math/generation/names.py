@@ -15,7 +15,7 @@ CACHE = ("cache", "past_key_values", "cache_params")
 def cache_name(names: Container[str]) -> str:
     """Return the name of the cache in ``names``: a function's parameters, its keyword arguments, or a model's output.
 
-    The empty string if there is none.
+    Return an empty string if there is no cache.
 
     >>> cache_name({"input_ids", "past_key_values"}), cache_name(["cache", "past_key_values"]), cache_name([])
     ('past_key_values', 'cache', '')

@@ -34,9 +34,11 @@ QUANTISATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_
 
 @dataclass(frozen=True)
 class Request:
-    """``stop`` and ``stop_token_ids`` end an answer, next to the model's own end tokens. ``options``: other settings
-    of the sampler. ``template`` is None if it is not known, for example for the rows of a script. ``quantisation``
-    and ``model_init_kwargs`` change the model that is asked."""
+    """The settings of a request. ``stop`` and ``stop_token_ids`` end an answer, as the model's end tokens do.
+
+    ``options``: other settings of the sampler. ``template`` is None if it is not known, for example for the rows of a
+    script. ``quantisation`` and ``model_init_kwargs`` change the model.
+    """
 
     template: str | None = None
     system_prompt: str | None = None
@@ -90,8 +92,8 @@ class Request:
         remedy = "use --backend vllm"
         if self.regex is not None:
             raise ConfigError("vllm_structured_outputs_regex", self.regex, "needs vLLM", remedy)
-        back = {vllm: name for name, vllm in RENAMED.items()}
-        options = {back.get(name, name): value for name, value in self.options.items()}
+        transformers_names = {vllm: name for name, vllm in RENAMED.items()}
+        options = {transformers_names.get(name, name): value for name, value in self.options.items()}
         # An answer is read from its tokens, which contain the stop string with vLLM, too.
         for name in ("ignore_eos", "include_stop_str_in_output"):
             options.pop(name, None)
@@ -110,7 +112,7 @@ class Request:
         return settings
 
 
-PLAIN = Request()
+DEFAULT_REQUEST = Request()
 
 
 def request_from(settings: Mapping[str, Any]) -> Request:
@@ -123,8 +125,8 @@ def request_from(settings: Mapping[str, Any]) -> Request:
     options = {RENAMED.get(name, name): value for name, value in (settings.get("generation_kwargs") or {}).items()}
     # As in training: generation_kwargs win.
     values = {**settings, **options}
-    plain = {name: values[name] for name in SHARED if values.get(name) is not None}
-    longest = next((options[name] for name in LENGTHS if options.get(name)), settings.get("max_completion_length"))
+    shared = {name: values[name] for name in SHARED if values.get(name) is not None}
+    max_tokens = next((options[name] for name in LENGTHS if options.get(name)), settings.get("max_completion_length"))
     ours = {*SHARED, *LENGTHS, *OMITTED, "stop", "stop_token_ids"}
     init = settings.get("model_init_kwargs") or {}
     quantised = settings.get("load_in_4bit") or settings.get("load_in_8bit")
@@ -132,14 +134,14 @@ def request_from(settings: Mapping[str, Any]) -> Request:
         template=settings.get("prompt_template"),
         system_prompt=settings.get("system_prompt"),
         template_kwargs=dict(settings.get("chat_template_kwargs") or {}),
-        max_new_tokens=longest or 512,
+        max_new_tokens=max_tokens or 512,
         stop=_listed(options.get("stop")),
         stop_token_ids=_listed(options.get("stop_token_ids")),
         options={name: value for name, value in options.items() if name not in ours},
         regex=settings.get("vllm_structured_outputs_regex"),
         quantisation={name: settings.get(name) for name in QUANTISATION} if quantised else {},
         model_init_kwargs=without_secrets({name: value for name, value in init.items() if name not in LOADING}),
-        **plain,
+        **shared,
     )
 
 

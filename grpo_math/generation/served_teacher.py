@@ -15,8 +15,8 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.completions import AT_ONCE
-from grpo_math.generation.lost_server import ServerUnavailable, outliving_restarts, wait
+from grpo_math.generation.completions import MAX_REQUESTS
+from grpo_math.generation.lost_server import ServerUnavailable, repeat_after_restart, wait
 from grpo_math.generation.models import SAMPLE
 from grpo_math.generation.vllm_server import Server
 from grpo_math.system.collectives import broadcast_from_main
@@ -35,7 +35,7 @@ class ServedTeacher:
     """
 
     def __init__(self, url: str, seconds: float, timeout: float = 3600.0) -> None:
-        # `outliving_restarts` repeats a request, so the client does not.
+        # `repeat_after_restart` repeats a request, so the client does not.
         self.server = Server(url, timeout=timeout, retries=0)
         self.seconds = seconds
         self.model = ""
@@ -83,17 +83,17 @@ class ServedTeacher:
             (row[has_token].tolist(), int(has_token[-kept:].sum()))
             for row, has_token in zip(ids.cpu(), masks, strict=True)
         ]
-        of_ranks = gather_object([rows])
-        answers = broadcast_from_main(lambda: self._score_all(of_ranks))[PartialState().process_index]
+        all_rows = gather_object([rows])
+        answers = broadcast_from_main(lambda: self._score_all(all_rows))[PartialState().process_index]
         scores = torch.zeros(len(ids), kept)
         scores[masks[:, -kept:]] = torch.tensor([logp for logps in answers for logp in logps])
         return scores.to(ids.device)
 
-    def _score_all(self, of_ranks: list[list[Row]]) -> list[list[list[float]]]:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+    def _score_all(self, all_rows: list[list[Row]]) -> list[list[list[float]]]:
+        with ThreadPoolExecutor(MAX_REQUESTS) as pool:
             # All requests are sent before the first answer is read.
-            answers = [pool.map(self._score, rows) for rows in of_ranks]
-            return [list(of_rank) for of_rank in answers]
+            answers = [pool.map(self._score, rows) for rows in all_rows]
+            return [list(rank_answers) for rank_answers in answers]
 
     def _score(self, row: Row) -> list[float]:
         tokens, n = row
@@ -103,6 +103,6 @@ class ServedTeacher:
         call = partial(self.server.score, tokens, n, model=self.model)
         restore = partial(wait, self.server, self.seconds, START)
         try:
-            return outliving_restarts(self.server.url, call, restore, "to the teacher")
+            return repeat_after_restart(self.server.url, call, restore, "to the teacher")
         except ServerError as error:
             raise ServerUnavailable(str(error)) from None

@@ -86,7 +86,7 @@ class SharedBase:
 
     @contextmanager
     def locate(self) -> Iterator[None]:
-        """Inside this context an engine loads its weights. Afterwards `views` is complete."""
+        """Find the tensors of the engine that loads its weights inside this context. Afterwards `views` is complete."""
         if self.skeleton is None:
             raise cannot_share("the trainer got a model instead of a name, and vLLM would load another copy")
         from vllm.model_executor.model_loader import base_loader
@@ -110,7 +110,7 @@ class SharedBase:
     def attach(self, model: nn.Module, device: torch.device) -> None:
         """Make each base parameter of ``model`` a view of the engine's tensor. Move the rest (adapter, buffers) to the
         device, and refuse to merge the adapter from now on."""
-        made: dict[int, nn.Parameter] = {}
+        new_parameters: dict[int, nn.Parameter] = {}
         for name, view in self.views.items():
             owner, _, leaf = name.rpartition(".")
             # The modules by their names before peft wrapped some of them.
@@ -122,7 +122,7 @@ class SharedBase:
                 four_bit.set_weight(module, view, self.constants[name])
             elif isinstance(old, nn.Parameter):
                 # Tied parameters stay one parameter.
-                module._parameters[leaf] = made.setdefault(id(old), nn.Parameter(view, requires_grad=False))
+                module._parameters[leaf] = new_parameters.setdefault(id(old), nn.Parameter(view, requires_grad=False))
             else:
                 module._buffers[leaf] = view
         self.modules[""].__dict__.pop("hf_device_map")

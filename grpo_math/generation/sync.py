@@ -48,9 +48,9 @@ from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.lost_server import (
     ServerUnavailable,
     one_line_for_lost_servers,
-    outliving_restarts,
+    repeat_after_restart,
     wait,
-    waiting,
+    waiting_line,
 )
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
@@ -67,12 +67,12 @@ logger = get_logger(__name__)
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
-    """Inside this context, TRL's trainer makes an `AdapterGeneration` if it trains a PEFT adapter and ``vllm_sync`` is
-    adapter. Otherwise it makes its own class with a `KeyedClient`."""
+    """Make TRL's trainer use an `AdapterGeneration` inside this context, if it trains a PEFT adapter and ``vllm_sync``
+    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`."""
     if not args.use_vllm:
         yield
         return
-    trls, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
+    trl_class, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
     shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
@@ -87,14 +87,14 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
             if vllm_sync == "adapter":
                 switched_off("adapter sync", "no adapter is trained")
             if args.vllm_mode != "server":
-                return trls(**kwargs)
+                return trl_class(**kwargs)
             # TRL waits without a word, and its error comes with the tracebacks of two libraries.
             server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
             start = start_line(kwargs["model"], args, server.url)
             if not server.healthy():
-                logger.warning(waiting(server, args.vllm_server_timeout, start))
+                logger.warning(waiting_line(server, args.vllm_server_timeout, start))
             try:
-                return trls(**kwargs)
+                return trl_class(**kwargs)
             except ConnectionError:
                 seconds = f"{args.vllm_server_timeout:.0f} seconds"
                 raise ServerUnavailable(f"no vLLM server answers at {server.url} after {seconds}. {start}") from None
@@ -189,8 +189,8 @@ class AdapterGeneration(VLLMGeneration):
         self.run = uuid.uuid4().hex[:8]
         self.sent = 0  # adapters; each has its own folder
         self.folder = Path()  # of vLLM's current adapter, whose name is the folder's
-        self.losses = 0  # requests that failed because a server was lost, on the main process
-        self.checked_losses = 0  # those before the last check
+        self.lost_requests = 0  # requests that failed because a server was lost, on the main process
+        self.checked_requests = 0  # those before the last check
         # Rollouts requested so far. The seed of a batch follows from this number and the run's seed.
         self.rollouts = 0
         super().__init__(**kwargs)
@@ -226,8 +226,8 @@ class AdapterGeneration(VLLMGeneration):
             name = f"vllm_adapters_{self.accelerator.process_index}_"
             # A killed run leaves its folder. Other processes use theirs, so each removes only its own. Without the last
             # underscore, process 1 would also match the folders of process 10.
-            for left in output_dir.glob(f"{name}*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for leftover in output_dir.glob(f"{name}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
             # Absolute, because vLLM resolves a relative path in the server's working directory.
             self.root = output_dir / f"{name}{self.run}"
             # `finalize` also runs when the interpreter exits, which `__del__` need not.
@@ -258,18 +258,18 @@ class AdapterGeneration(VLLMGeneration):
             return super().generate(prompts, images, num_generations, profiler)
         # TRL repeats each prompt ``num_generations`` times in a row. One request samples the whole group.
         with profiler or nullcontext():
-            completions, losses = broadcast_from_main(
-                lambda: (self._completions(all_prompts[::num_generations], num_generations), self.losses)
+            completions, lost_requests = broadcast_from_main(
+                lambda: (self._completions(all_prompts[::num_generations], num_generations), self.lost_requests)
             )
-        if losses > self.checked_losses:
-            self.checked_losses = losses
+        if lost_requests > self.checked_requests:
+            self.checked_requests = lost_requests
             self.canary.check(all_prompts, self.sent)
         # Ranks have equally many prompts, and `gather_object` keeps the order of ranks.
         first = self.accelerator.process_index * len(prompts)
-        of_rank = completions[first : first + len(prompts)]
+        local_completions = completions[first : first + len(prompts)]
         # TRL expects a list of the top log-probs for each token. Only the sampled token's is requested.
-        logps = [[[logp] for logp in completion.logps] for completion in of_rank]
-        token_ids = [completion.tokens for completion in of_rank]
+        logps = [[[logp] for logp in completion.logps] for completion in local_completions]
+        token_ids = [completion.tokens for completion in local_completions]
         return list(prompts), token_ids, logps, [[[token] for token in row] for row in token_ids]
 
     def watch(self, difference: float) -> None:
@@ -301,8 +301,8 @@ class AdapterGeneration(VLLMGeneration):
     def _connect(self) -> tuple[bool, int]:
         """Check the server. Return True if the server and the trainer compute in float32, and the token limit."""
         url = self.server_base_url or url_of(self.server_host, self.server_port)
-        # An answer may take long, so a server that no longer answers is noticed after this hour. `_outliving_restarts`
-        # repeats a request, so the client does not.
+        # An answer may take long, so a server that no longer answers is noticed after this hour. The client does not
+        # retry, because `_repeat_after_restart` does.
         self.server = server = Server(url, timeout=3600.0, retries=0)
         self._wait()
         settings = server.settings()
@@ -330,7 +330,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.take is None:
             return self.sample(prompts, n)
         completions = self.take(prompts, n)
-        self._let_go()
+        self._remove_unused_adapters()
         return completions
 
     def sample(self, prompts: list[list[int]], n: int) -> list[Completion]:
@@ -371,21 +371,21 @@ class AdapterGeneration(VLLMGeneration):
             of_prompt = {"seed": seed, "max_tokens": room, **settings}
             # Requests are repeated one by one, so an error of one loses no other answer.
             call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
-            return self._outliving_restarts(call, folder)
+            return self._repeat_after_restart(call, folder)
 
         return partial(ask_each, ask, prompts, seed)
 
     # A server may restart at any time, with the base and no adapters. The seeds of the requests do not depend on that.
-    def _outliving_restarts(self, call: Callable[[], Any], folder: Path) -> Any:
+    def _repeat_after_restart(self, call: Callable[[], Any], folder: Path) -> Any:
         """Return what ``call`` returns. If the server was lost, repeat the call when the server is back and has the
         adapter of ``folder``."""
 
         def restore() -> None:
-            self.losses += 1
+            self.lost_requests += 1
             self._wait()
             self._load(folder)
 
-        return outliving_restarts(self.server.url, call, restore, f"after sync {self.sent}")
+        return repeat_after_restart(self.server.url, call, restore, f"after sync {self.sent}")
 
     def _wait(self) -> None:
         start = start_line(self.model, self.args, self.server.url, self.rank)
@@ -422,23 +422,23 @@ class AdapterGeneration(VLLMGeneration):
             adapter = LoRARequest(self.folder.name, self.sent, str(self.folder))
             self.llm.generate = partial(self.llm.generate, lora_request=adapter)
         else:
-            self._outliving_restarts(partial(self._load, self.folder), self.folder)
-        self._let_go()
+            self._repeat_after_restart(partial(self._load, self.folder), self.folder)
+        self._remove_unused_adapters()
 
-    def _let_go(self) -> None:
+    def _remove_unused_adapters(self) -> None:
         """Remove adapters from vLLM and the disk, except the last one and the one that is being sampled from."""
         running = self.last_request and not self.last_request.done() and self.last_request.folder
         for folder in set(self.root.iterdir()) - {self.folder, running}:
             if self.mode == "server":
-                self._outliving_restarts(partial(self.server.unload_adapter, folder.name), self.folder)
+                self._repeat_after_restart(partial(self.server.unload_adapter, folder.name), self.folder)
             shutil.rmtree(folder, ignore_errors=True)
 
     # Colocated
 
     def _load_colocated(self) -> None:
-        """Load TRL's colocated engine with support for adapters, and share its base with the trainer if asked to."""
+        """Load TRL's colocated engine with support for adapters, and share its base with the trainer if requested."""
         # TRL imports `LLM` into its module if vLLM is installed, and has no argument for these settings.
-        made: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
+        llm_class: Any = getattr(vllm_generation, "LLM", None)  # None: TRL raises an error
         settings: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": served_rank(self.rank)}
         if self.shared:
             settings["dtype"] = str(self.model.dtype).removeprefix("torch.")
@@ -447,7 +447,7 @@ class AdapterGeneration(VLLMGeneration):
                 settings["moe_backend"] = "triton"
 
         def engine(**kwargs: Any) -> Any:
-            llm = made(**kwargs, **settings)
+            llm = llm_class(**kwargs, **settings)
             sleep = llm.sleep
             # Level 1 keeps the base in main memory. TRL's level 2 discards it, and nothing would send it again.
             llm.sleep = partial(release_cache, llm, sleep) if self.shared else lambda level: sleep(level=1)
@@ -483,6 +483,6 @@ class AdapterGeneration(VLLMGeneration):
         greedy: Any = {"temperature": 0.0, "max_tokens": TOKENS, "extra": {"ignore_eos": True}}
         ask = partial(self.server.generate, prompt, model=self.folder.name, **greedy)
         calls = [
-            partial(ask, replica=replica) for replica in self._outliving_restarts(self.server.replicas, self.folder)
+            partial(ask, replica=replica) for replica in self._repeat_after_restart(self.server.replicas, self.folder)
         ]
-        return [answer for call in calls for answer in self._outliving_restarts(call, self.folder)]
+        return [answer for call in calls for answer in self._repeat_after_restart(call, self.folder)]

@@ -1,6 +1,6 @@
 """Run a conversation with tools: the model's turn, its calls, their results, the next turn, and so on.
 
-`play` is the loop of training and of evaluation. It gives the same rows and tokens as TRL's loop. It also works on
+`run_tool_loop` serves training and evaluation. It gives the same rows and tokens as TRL's loop. It also works on
 several ranks: each rank has as many turns as the rank with the most, because generation may wait for all ranks. If a
 call raises, the error is its result. In addition to TRL's loop, calls are counted for each completion.
 
@@ -29,12 +29,12 @@ class Conversation:
         self,
         tokenizer: Any,
         tools: Sequence[Tool] = (),
-        most: int | None = None,
+        max_rounds: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.tools: list[Any] = list(tools)
-        self.most = most
+        self.max_rounds = max_rounds
         self.chat_template = prepare(tokenizer, self.tools)
         self.template_kwargs = dict(template_kwargs or {})
 
@@ -53,19 +53,19 @@ class Conversation:
         # As in TRL: a dummy conversation replaces the real one, because rendering the model's turn again could give
         # other tokens than it sampled. The name is real: some templates begin a result with the name of its call.
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
-        asked: list[Message] = [
+        dummy: list[Message] = [
             {"role": "user", "content": "dummy"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         messages = [{**message, "content": self._inert(message["content"])} for message in messages]
-        before, eos = self._rendered(asked), self.tokenizer.eos_token_id
+        before, eos = self._rendered(dummy), self.tokenizer.eos_token_id
         # Some templates write a line break after EOS, which the model has not sampled.
         if eos in before:
             before = before[: len(before) - before[::-1].index(eos)]
-        whole = self._rendered(asked + messages, add_generation_prompt=True)
-        if whole[: len(before)] != before:
+        with_results = self._rendered(dummy + messages, add_generation_prompt=True)
+        if with_results[: len(before)] != before:
             raise UserError("the chat template renders a turn differently once a result follows: use another model's")
-        return whole[len(before) :]
+        return with_results[len(before) :]
 
     def _inert(self, text: str) -> str:
         """Split special tokens in a tool's result, because they would end the turn and open another."""
@@ -76,8 +76,8 @@ class Conversation:
         return text
 
     def _rendered(self, messages: list[Message], **settings: Any) -> list[int]:
-        given = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
-        return list(self.tokenizer.apply_chat_template(messages, **given, **settings))
+        options = {"tokenize": True, "return_dict": False, "chat_template": self.chat_template, **self.template_kwargs}
+        return list(self.tokenizer.apply_chat_template(messages, **options, **settings))
 
 
 # Prompts, and the number of rows of the rank with the most -> a turn for each of these prompts, or more turns.
@@ -99,7 +99,7 @@ class Limits:
     widest: Callable[[int], int] = field(default=lambda open_: open_)
 
 
-def play(
+def run_tool_loop(
     conversation: Conversation,
     prompts: Sequence[list[int]],
     first: Sequence[Completion],

@@ -37,17 +37,17 @@ class ServerProcess:
         if self.log:
             self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
-            self.kept = SupervisedCommand(self.command, environment=self.environment, output=output, grace=20.0)
+            self.supervised = SupervisedCommand(self.command, environment=self.environment, output=output, grace=20.0)
 
     @property
     def running(self) -> bool:
-        return self.kept.running
+        return self.supervised.running
 
     def stop(self) -> None:
-        self.kept.stop()
+        self.supervised.stop()
 
     def restart(self) -> None:
-        self.kept.stop()
+        self.supervised.stop()
         self._open()
 
     def wait(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class ServerProcess:
 
     def ended(self) -> str:
         """Print the last lines of the log, and return one line about a server that has ended."""
-        code = self.kept.wait()
+        code = self.supervised.wait()
         self._tail()
         last_lines = [cut(line.strip()) + ", " for line in self._last(1)]
         where = f"{''.join(last_lines)}its log, {self.log}, ends as above" if self.log else "its output is above"
@@ -87,12 +87,12 @@ class ServerProcess:
 
 def executable() -> str:
     """Return the path of `vllm`. Raises `UserError` if `vllm` is missing."""
-    named = os.environ.get("GRPO_MATH_VLLM")
+    configured = os.environ.get("GRPO_MATH_VLLM")
     # An environment that was not activated is not on PATH, but its vllm is next to its Python.
-    beside = Path(sys.executable).with_name("vllm")
-    path = shutil.which(named or "vllm") or (str(beside) if beside.exists() and not named else None)
+    sibling = Path(sys.executable).with_name("vllm")
+    path = shutil.which(configured or "vllm") or (str(sibling) if sibling.exists() and not configured else None)
     if not path:
-        why = f"GRPO_MATH_VLLM={named!r} is not a program" if named else "vllm is not installed"
+        why = f"GRPO_MATH_VLLM={configured!r} is not a program" if configured else "vllm is not installed"
         remedy = "make an environment for it: export GRPO_MATH_VLLM=$(grpo-math serve --make_env)"
         raise UserError(f"{why}, and a vLLM server is to be started: {remedy}")
     return path

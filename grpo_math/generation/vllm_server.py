@@ -5,7 +5,7 @@
 
 The server is reachable from this machine only. To listen on other addresses, it needs a key. Server and client read the
 key from the environment variable VLLM_API_KEY. It is never on a command line, which every user of a machine can read.
-vLLM protects the paths under /v1 with the key. beside_vllm/grpo_math_key.py protects the other paths, above all the
+vLLM protects the paths under /v1 with the key. vllm_middleware/grpo_math_key.py protects the other paths, above all the
 development paths (VLLM_SERVER_DEV_MODE), which the sync needs and which change weights.
 
 vllm_process.py starts the process. Imports no vLLM, torch or TRL.
@@ -36,9 +36,9 @@ NO_ADDRESS = (
     "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
 )
 ABOVE = (f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
-# In the folder BESIDE, which is on the server's path.
-GUARD = "grpo_math_key.Guard"
-BESIDE = Path(__file__).with_name("beside_vllm")
+# In MIDDLEWARE_FOLDER, which is on the server's path.
+MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
+MIDDLEWARE_FOLDER = Path(__file__).with_name("vllm_middleware")
 ABORTS = 3  # of one request
 HEALTH_SECONDS = 10.0  # for an answer from /health
 # Sent in every request: vLLM takes omitted settings from the model's generation_config.
@@ -102,7 +102,7 @@ def command(
     elif not fixed:
         options["--weight-transfer-config"] = '{"backend": "nccl"}'
     if key():
-        options["--middleware"] = GUARD
+        options["--middleware"] = MIDDLEWARE
     words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
     return [executable, "serve", model, *filter(None, words), *extra]
 
@@ -136,7 +136,7 @@ def environment() -> dict[str, str]:
     """
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     if api_key := key():
-        path = os.pathsep.join(filter(None, (str(BESIDE), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(MIDDLEWARE_FOLDER), os.environ.get("PYTHONPATH"))))
         variables |= {"VLLM_API_KEY": api_key, "PYTHONPATH": path}
     return variables
 
@@ -206,11 +206,11 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
         while not self.healthy():
             waited = time.monotonic() - started
             if alive is not None and not alive():
-                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its own log says why")
+                raise ServerError(f"the vLLM server at {self.url} ended before it was up: its log has the reason")
             if waited >= seconds:
                 raise ServerError(
-                    f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: see that it runs and that the "
-                    "address is right, or raise vllm_server_timeout"
+                    f"no vLLM server answers at {self.url} after {seconds:.0f} seconds: check that it runs and that "
+                    "the address is right, or raise vllm_server_timeout"
                 )
             if progress is not None:
                 progress(waited)
@@ -244,7 +244,7 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
         except ServerError as error:
             if error.status != 404:
                 raise
-            reason = f"{error}: see that the server can read that folder under the same path"
+            reason = f"{error}: check that the server can read that folder under the same path"
             # FastAPI's answer for a path that does not exist. vLLM's own answers have "error".
             if '"detail"' in str(error):
                 remedy = "start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"

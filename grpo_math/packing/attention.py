@@ -6,7 +6,7 @@ The function is registered with transformers as ``packed_sdpa``, as ``packed_eag
 the name of the configured flash attention. Rows that are not packed use the model's original attention, so that one
 model serves generation, evaluation and packed scoring.
 
-Does not serve layers with a state (`recurrent.py` does) or unknown kinds of layers. `unsupported` names these, or the
+Does not support layers with a state (`recurrent.py` does) or unknown kinds of layers. `unsupported` names these, or the
 first packed pass raises `Unpackable`. The trainer then scores as TRL does.
 """
 
@@ -26,7 +26,7 @@ from grpo_math.packing.varlen import AttentionParams
 NAME, EAGER = "packed_sdpa", "packed_eager"  # instead of sdpa, and of eager
 # Kinds of layers that call an attention function.
 ATTENDING = {"full_attention", "sliding_attention", "hybrid"}
-STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` serves
+STATEFUL = {"linear_attention", "conv", "hybrid"}  # kinds of layers that `recurrent.py` supports
 KNOWN_LAYERS = ATTENDING | STATEFUL | {"mlp", "moe"}
 LONGEST_ROW = "positions that depend on the longest row of a pass"
 # Arguments that layers pass, and that do not change attention scores.
@@ -56,7 +56,9 @@ def packed_attention(
     that would change the scores.
     """
     if packed_groups is None:
-        return _plain(module)(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return _unpacked_attention(module)(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
     if packed_calls is not None:
         packed_calls["attention"] += 1
     # A sink counts only if the original attention uses it: sdpa ignores ``s_aux``.
@@ -69,23 +71,23 @@ def packed_attention(
     # A window longer than every sequence has no effect, and more kernels work without a window.
     if sliding_window and sliding_window >= max(group.prompt + max(group.lengths) for group in packed_groups):
         sliding_window = None
-    scores = AttentionParams(scaling, dropout, sliding_window, softcap, sinks)
+    params = AttentionParams(scaling, dropout, sliding_window, softcap, sinks)
     # Under autocast, rotary embeddings return float32 queries and keys next to bfloat16 values: cast all three. On a
     # CPU the backward pass of bfloat16 attention takes 4 times as long as float32's.
     kind = query.device.type
     model_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
     dtype = torch.promote_types(model_dtype, torch.float32) if on_cpu(query) else model_dtype
     q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
-    run = varlen.kernel(q, k, v, scores)
+    run = varlen.kernel(q, k, v, params)
     kernels_used.add(varlen.NAMES[run])
-    return varlen.attend(q, k, v, packed_groups, scores, run)[None].to(model_dtype), None
+    return varlen.attend(q, k, v, packed_groups, params, run)[None].to(model_dtype), None
 
 
 def on_cpu(states: Tensor) -> bool:
     return states.device.type == "cpu"
 
 
-def _plain(module: torch.nn.Module) -> Any:
+def _unpacked_attention(module: torch.nn.Module) -> Any:
     """Return the attention function of rows that are not packed."""
     name = _implementation(module)
     if name == EAGER:
@@ -146,25 +148,29 @@ def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
     "layers of type 'compressed_attention'"
     >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "sliding_attention"]))
     """
-    asked = getattr(config, "_attn_implementation", None)
-    if "flash" not in str(asked) and asked not in ("sdpa", NAME, EAGER) and (asked != "eager" or knows_sdpa):
-        return f"attention implementation {asked!r} (packing has sdpa and flash attention)"
+    implementation = getattr(config, "_attn_implementation", None)
+    if (
+        "flash" not in str(implementation)
+        and implementation not in ("sdpa", NAME, EAGER)
+        and (implementation != "eager" or knows_sdpa)
+    ):
+        return f"attention implementation {implementation!r} (packing has sdpa and flash attention)"
     # Vision models nest the config of their language model.
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    if other := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
-        return f"layers of type {other[0]!r}"
+    if unknown := sorted(set(getattr(text, "layer_types", None) or ()) - KNOWN_LAYERS):
+        return f"layers of type {unknown[0]!r}"
     return None
 
 
-def register(asked: str) -> str:
-    """Register packed attention with transformers instead of ``asked``, and return its name there."""
+def register(implementation: str) -> str:
+    """Register packed attention with transformers instead of ``implementation``, and return its name there."""
     # Flash attention keeps its name, because masks, generation and the kernel itself depend on it.
-    if "flash" in asked:
-        # Only the first time: afterwards the name means our own function.
-        original_attention.setdefault(asked, AttentionInterface()[asked])
-        AttentionInterface.register(asked, packed_attention)
-        return asked
-    name, mask = (EAGER, eager_mask) if "eager" in asked else (NAME, sdpa_mask)
+    if "flash" in implementation:
+        # Only the first time: afterwards transformers has our function under this name.
+        original_attention.setdefault(implementation, AttentionInterface()[implementation])
+        AttentionInterface.register(implementation, packed_attention)
+        return implementation
+    name, mask = (EAGER, eager_mask) if "eager" in implementation else (NAME, sdpa_mask)
     AttentionInterface.register(name, packed_attention)
     # transformers builds no mask for a name without a mask function. Rows that are not packed would attend to padding.
     AttentionMaskInterface.register(name, mask)

@@ -38,7 +38,7 @@ from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_bat
 
 logger = get_logger(__name__)
 
-Layout = tuple[list[Hashable], list[int], list[int]]  # of each row: the key of its prompt, and its two lengths
+Layout = tuple[list[Hashable], list[int], list[int]]  # one entry per row: prompt key, prompt length, completion length
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,10 @@ class OptimizerStep:
 class UpdatePlanner:
     """Plans the micro-batches of an optimizer step.
 
-    ``keep_trl_batches``: because a term of the loss is a mean or a quantile over one of them. ``skip_zero_advantage``:
-    skip completions whose advantage is zero, because no other term of the loss needs them. ``deepspeed``: each training
-    step needs a micro-batch, because offloaded gradients need the first backward pass too.
+    ``keep_trl_batches``: use TRL's micro-batches, because a term of the loss is a mean or a quantile over a
+    micro-batch. ``skip_zero_advantage``: skip completions whose advantage is zero, because no other term of the loss
+    needs them. ``deepspeed``: each training step needs a micro-batch, because offloaded gradients need the first
+    backward pass too.
     """
 
     accelerator: Any
@@ -102,7 +103,7 @@ class UpdatePlanner:
     deepspeed: bool
 
     def gather_planned(self, trl_batches: list[Rows], budget: int) -> list[TrainingStep]:
-        """Return the training steps of a part of an optimizer step, each from the rows of one of TRL's.
+        """Return the planned training steps of a part of an optimizer step, one for each of ``trl_batches``.
 
         All ranks call this.
         """
@@ -134,7 +135,7 @@ class UpdatePlanner:
         return steps
 
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
-        """Split a micro-batch into some of at most ``budget`` tokens, with the same weight in total."""
+        """Split a micro-batch into smaller ones of at most ``budget`` tokens, with the same weight in total."""
         rows = micro_batch.rows
         plan = plan_micro_batches(*row_layout(rows), budget)[0]
         if len(plan) < 2:
@@ -146,18 +147,18 @@ class UpdatePlanner:
         """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
         local, n_rows = join(trl_batches), len(trl_batches[0]["advantages"])
         # Sizes first: a group may be computed on another rank, and only its rows move there.
-        of_ranks = gather_object([(layouts, widths(local))])
-        all_layouts = chain(*(of_rank for of_rank, _ in of_ranks))
+        ranks = gather_object([(layouts, widths(local))])
+        all_layouts = chain(*(rank_layouts for rank_layouts, _ in ranks))
         prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
-        wide = largest_widths([of_rank for _, of_rank in of_ranks])
+        wide = largest_widths([rank_widths for _, rank_widths in ranks])
         budget = budget or _padded_tokens(wide, n_rows)
-        plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(of_ranks))
+        plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(ranks))
         needed = [list(chain(*plan)) for plan in plans]
         rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
         plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
         # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
         plan += [[]] * (max(map(len, plans)) - len(plan))
-        # A rank that needs no rows still masks one.
+        # A rank without rows computes its first row, masked.
         source = rows if positions else local
         return distribute([self._micro_batch(source, index, n_rows) for index in plan], len(trl_batches))
 
@@ -198,7 +199,7 @@ def accumulate(
             finally:
                 state._set_sync_gradients(synchronises)
         done += loss.detach()
-    # FSDP2's no_sync ends in synchronising, also within an outer one that does not.
+    # FSDP2's no_sync turns synchronisation on at its end, even inside an outer no_sync.
     if accelerator.is_fsdp2 and len(micro_batches) > 1:
         model.set_requires_gradient_sync(synchronises)
     return loss_of(micro_batches[-1]) + done
@@ -210,7 +211,7 @@ def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
 
 
 def row_layout(rows: Rows) -> Layout:
-    """Return of each row the key of its prompt, and the lengths of prompt and completion."""
+    """Return prompt key, prompt length and completion length, one entry per row."""
     return prompt_keys_and_lengths(
         torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
         torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
@@ -221,9 +222,10 @@ def row_layout(rows: Rows) -> Layout:
 
 @dataclass
 class TokenBudget(Stateful):
-    """``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has.
+    """The most tokens of a micro-batch. It is halved when memory runs out.
 
-    ``splits``: an update can be split at all. ``is_single_process``: no other process waits for this one.
+    ``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has. ``splits``: an
+    update can be split at all. ``is_single_process``: no other process waits for this one.
     """
 
     SAVED = ("halved_to",)
@@ -253,7 +255,7 @@ class TokenBudget(Stateful):
         if not self.splits:
             remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
         elif not self.is_single_process:
-            # The others would not compute the step again. They would wait in a collective.
+            # The other processes would not compute the step again. They would wait in a collective.
             remedy = f"set max_tokens_per_micro_batch to {max_tokens // 2}, or turn gradient_checkpointing on"
         elif not splittable_tokens:
             tokens = f"one completion, {tokens} with its prompt"
@@ -271,7 +273,7 @@ class TokenBudget(Stateful):
     def split(self, steps: Sequence[TrainingStep], planner: UpdatePlanner, reason: str) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split.
 
-        A step may be given twice: a micro-batch that fits is not split again.
+        ``steps`` may contain a step twice: a micro-batch that fits is not split again.
         """
         sizes = [
             (packed_tokens(*row_layout(one.rows)), len(one.rows["advantages"]))

@@ -59,7 +59,7 @@ class PackedRow:
 def prompt_keys_and_lengths(
     input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
 ) -> tuple[list[Hashable], list[int], list[int]]:
-    """Return of each row (B, S) the key of its prompt, and the numbers of prompt tokens and completion tokens.
+    """Return three lists with an entry for each row (B, S): prompt key, prompt length, completion length.
 
     Rows with the same key share their prompt: rows of a ``group`` (B,) whose prompts are equal, because an environment
     may give the completions of a group different prompts. Without ``group`` the key is the prompt itself.
@@ -82,7 +82,7 @@ def prompt_keys_and_lengths(
         # 0 for the prompt of the group's first row, else a number that only this row has.
         numbers = torch.arange(1, len(group) + 1, device=group.device)
         columns = [group[:, None], (numbers * differs.any(dim=1))[:, None]]
-    # One transfer for all, because each transfer makes the CPU wait for the GPU.
+    # One transfer for all columns, because each transfer makes the CPU wait for the GPU.
     rows = torch.cat([*counts, *columns], dim=1).tolist()
     starts = [2 if group is not None else split + 2 - row[0] for row in rows]
     keys: list[Hashable] = [tuple(row[start:]) for row, start in zip(rows, starts, strict=True)]
@@ -99,9 +99,8 @@ def pack(
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
     Rows that share a prompt (`prompt_keys_and_lengths`) need not be neighbours. Rows without a completion token are
-    skipped; without any
-    token the result is None. With ``every_token`` these rows are included, and the last token of each completion is:
-    an auxiliary loss of a router counts tokens that predict nothing, too.
+    skipped; without any token the result is None. With ``every_token`` these rows and the last token of each completion
+    are included, because the auxiliary loss of a router also counts tokens that predict nothing.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -130,13 +129,13 @@ def pack(
     ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
     index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
     n = sum(length for _, length in scored)
-    at, position_ids, scored_index, padded_index = index.split([start, start, n, n])
+    token_index, position_ids, scored_index, padded_index = index.split([start, start, n, n])
     ids = input_ids.reshape(-1)
     return PackedRow(
-        input_ids=ids[at][None],
+        input_ids=ids[token_index][None],
         position_ids=position_ids[None],
         # The label of a position is the token after it, in the padded row where it comes from.
-        shift_labels=ids[at[scored_index] + 1][None],
+        shift_labels=ids[token_index[scored_index] + 1][None],
         groups=tuple(groups),
         scored_index=scored_index,
         padded_index=padded_index,
@@ -152,7 +151,7 @@ def _ranges(
     completion_length: int,
     unscored: int,
 ) -> tuple[list[Range], list[Range], list[Range], list[Range], list[GroupLayout]]:
-    """Return ranges of indices: of the tokens in the flattened rows, of their positions, of the scored tokens in the
+    """Return ranges of indices for the tokens in the flattened rows, their positions, and the scored tokens in the
     packed row and in the flattened (B, T); and the groups. A segment ends with ``unscored`` tokens that are not scored.
     """
     taken, positions, scored, padded, groups = [], [], [], [], []

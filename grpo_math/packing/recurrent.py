@@ -40,7 +40,7 @@ class States:
         return other
 
     def is_recording_past(self, layer: int) -> bool:
-        return True  # else a layer computes a single token by writing into its states
+        return True  # if False, a layer would compute a single token by writing into its states
 
     # Before transformers 5.23 a layer reads these attributes of its cache: ``layers[i].recurrent_states[0]``.
     record_past = True
@@ -89,7 +89,7 @@ def fork_states(model: nn.Module) -> None:
 
 
 def _forward(
-    plain: Callable[..., Tensor],
+    unpacked_forward: Callable[..., Tensor],
     name: str,
     kind: type,
     /,
@@ -99,29 +99,29 @@ def _forward(
     packed_calls: Counter[str] | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Compute a packed row (1, L, D) -> (1, L, D), or call ``plain`` if the rows are not packed.
+    """Compute a packed row (1, L, D) -> (1, L, D), or call ``unpacked_forward`` if the rows are not packed.
 
-    ``name``: the argument of ``plain`` that is the cache.
+    ``name``: the argument of ``unpacked_forward`` that is the cache.
     """
     if packed_groups is None:
         mask = kwargs.get("attention_mask")
         # `PackedScorer` passes a mask of four dimensions. A mask of a batch has two.
         if mask is not None and mask.dim() == 4:
             raise Unpackable(f"layers ({kind.__name__}) whose code ignores how a row is packed")
-        return plain(hidden_states, *args, **kwargs)
+        return unpacked_forward(hidden_states, *args, **kwargs)
     if packed_calls is not None:
         packed_calls["states"] += 1
     outputs = []
     for group in packed_groups:
         states, start = States(), group.start
         if group.prompt:
-            outputs.append(plain(hidden_states[:, start : start + group.prompt], **{name: states})[0])
+            outputs.append(unpacked_forward(hidden_states[:, start : start + group.prompt], **{name: states})[0])
         start += group.prompt
         completions = hidden_states[0, start : start + sum(group.lengths)]
         segments = pad_sequence(completions.split(group.lengths), batch_first=True)
         # For a single token some layers update their state in place, which autograd forbids. Pad to two.
         if segments.size(1) == 1:
             segments = nn.functional.pad(segments, (0, 0, 0, 1))
-        after = plain(segments, **{name: states.repeated(len(segments))})
+        after = unpacked_forward(segments, **{name: states.repeated(len(segments))})
         outputs += [output[:length] for output, length in zip(after, group.lengths, strict=True)]
     return torch.cat(outputs)[None]

@@ -50,13 +50,15 @@ def plan_micro_batches(
     pieces = [piece for rows in groups.values() for piece in _split(rows, prompt_tokens, completion_tokens, limit)]
     # Longest processing time first: a greedy rule whose fullest rank has at most 4/3 of the best possible load.
     pieces.sort(key=lambda rows: (-tokens(rows), rows))
-    of_ranks: list[list[list[int]]] = [[] for _ in range(ranks)]
+    rank_pieces: list[list[list[int]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
     for piece in pieces:
         rank = load.index(min(load))
-        of_ranks[rank].append(piece)
+        rank_pieces[rank].append(piece)
         load[rank] += tokens(piece)
-    return [_fill(of_rank, [tokens(piece) for piece in of_rank], budget) for of_rank in of_ranks]
+    return [
+        _fill(pieces_of_rank, [tokens(piece) for piece in pieces_of_rank], budget) for pieces_of_rank in rank_pieces
+    ]
 
 
 def packed_tokens(prompts: Sequence[Hashable], prompt_tokens: Sequence[int], completion_tokens: Sequence[int]) -> int:

@@ -59,9 +59,9 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, Any
     }
     models = [_bare(model) for model in models]
     unsupported = {model: attention.unsupported(model.config, model._supports_sdpa) for model in models}
-    found = [(models[0], reason) for reason, applies in hindrances.items() if applies]
-    found += [(model, reason) for model, reason in unsupported.items() if reason]
-    if reason := agree_on_first(next((_has(*one) for one in found), None)):
+    refusals = [(models[0], reason) for reason, applies in hindrances.items() if applies]
+    refusals += [(model, reason) for model, reason in unsupported.items() if reason]
+    if reason := agree_on_first(next((_has(*one) for one in refusals), None)):
         switched_off("packing", reason)
         return False
     for model in models:
@@ -84,7 +84,9 @@ def _has(model: Any, reason: str) -> str:
     return f"{type(model).__name__} has {reason}"
 
 
-def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool) -> Any:
+def _differences(
+    scorer: "PackedScorer", score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool
+) -> Any:
     """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
     config, length = scorer.bare(model).config.get_text_config(), 4 if exact else 32
     ids = _word_rows(tokenizer, length).to(scorer.accelerator.device) % config.vocab_size
@@ -93,22 +95,26 @@ def _differences(scorer: "PackedScorer", plain: Callable[..., Scores], model: An
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
     with replaced(model, **bare), replaced(scorer.accelerator, **({"autocast": nullcontext} if exact else {})):
         try:
-            packed = scorer(plain, model, *rows, length, None, False)[0]
+            packed = scorer(score_unpacked, model, *rows, length, None, False)[0]
             yield None
         except Unpackable as error:
             yield str(error)
-        unpacked = plain(model, *rows, length)[0]
-        rounding = torch.zeros_like(unpacked) if exact else unpacked - _rounded_otherwise(plain, model, *rows, length)
+        unpacked = score_unpacked(model, *rows, length)[0]
+        rounding = (
+            torch.zeros_like(unpacked)
+            if exact
+            else unpacked - _score_with_other_rounding(score_unpacked, model, *rows, length)
+        )
         change = _change(packed - unpacked, rounding, exact)
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
         if last := scorer.longest or context_length(config):
             short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
-            near = scorer(plain, *short)[0]
+            near = scorer(score_unpacked, *short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
             try:
-                far = scorer(plain, *short)[0]
+                far = scorer(score_unpacked, *short)[0]
             finally:
                 hook.remove()
             # Without the last column, which the moved token predicts.
@@ -130,7 +136,9 @@ def _word_rows(tokenizer: Any, length: int) -> Tensor:
     return torch.tensor([words[:4] + completion for completion in completions])
 
 
-def _rounded_otherwise(score: Callable[..., Scores], model: Any, ids: Tensor, mask: Tensor, length: int) -> Tensor:
+def _score_with_other_rounding(
+    score: Callable[..., Scores], model: Any, ids: Tensor, mask: Tensor, length: int
+) -> Tensor:
     """Return the same log-probs from passes of another width, with another attention kernel."""
     # On the right: TRL counts padding on the left as positions in some models.
     padding = ids[:, :8]
@@ -152,8 +160,8 @@ def _change(difference: Tensor, rounding: Tensor, exact: bool) -> float | None:
     largest = difference.abs().max().item()
     if exact:
         return largest if largest > MAX_DIFF else None
-    for figure, (least, most) in ((_median, MEDIAN_BOUNDS), (torch.max, MAXIMUM_BOUNDS)):
-        if figure(difference.abs()) > min(max(3 * figure(rounding.abs()).item(), least), most):
+    for statistic, (least, most) in ((_median, MEDIAN_BOUNDS), (torch.max, MAXIMUM_BOUNDS)):
+        if statistic(difference.abs()) > min(max(3 * statistic(rounding.abs()).item(), least), most):
             return largest
     return None
 
@@ -175,7 +183,7 @@ def _check_calls(calls: Counter[str], config: Any) -> None:
 
 
 class PackedScorer:
-    """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as ``plain`` first.
+    """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as first argument.
 
     Raises `Unpackable` if the model did not run packed. `agree_to_pack` finds out before an update is split.
     """
@@ -196,18 +204,20 @@ class PackedScorer:
         """Return True if TRL's padded rows are narrow enough to be packed, on all ranks."""
         return self.longest is None or agree_on_all(width < self.longest)
 
-    def agree_to_pack(self, plain: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool) -> bool:
-        """Compare the scores of two short rows of words with those of ``plain``, TRL's method, once for each model.
+    def agree_to_pack(
+        self, score_unpacked: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool
+    ) -> bool:
+        """Compare the scores of two short rows of words with those of TRL's ``score_unpacked``, once for each model.
 
         Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
-        their own attention again, and updates are not split. If it is so on one rank, no rank packs. All ranks call
-        this, before an update is split for packing.
+        their own attention again, and updates are not split. If the scores differ on one rank, no rank packs. All ranks
+        call this, before an update is split for packing.
         """
         if self.verified:
             return True
         self.verified = True
         for model in models:
-            if reason := self._agree_on_difference(plain, model, tokenizer, tf32):
+            if reason := self._agree_on_difference(score_unpacked, model, tokenizer, tf32):
                 self.budget.splits = False
                 for one in self.models:
                     # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
@@ -216,8 +226,10 @@ class PackedScorer:
                 return False
         return True
 
-    def _agree_on_difference(self, plain: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool) -> str | None:
-        """Return how the packed scores of a model differ from those of ``plain``, or None. All ranks call this."""
+    def _agree_on_difference(
+        self, score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool
+    ) -> str | None:
+        """Return how a model's packed scores differ from those of ``score_unpacked``, or None. All ranks call this."""
         training, bare = model.training, self.bare(model)
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = (
@@ -230,14 +242,14 @@ class PackedScorer:
         model.eval()
         # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks
         # agree.
-        with torch.no_grad(), closing(_differences(self, plain, model, tokenizer, exact)) as differences:
+        with torch.no_grad(), closing(_differences(self, score_unpacked, model, tokenizer, exact)) as differences:
             reason = next(filter(None, map(agree_on_first, differences)), None)
         model.train(training)
         return reason
 
     def __call__(
         self,
-        plain: Callable[..., Scores],
+        score_unpacked: Callable[..., Scores],
         model: Any,
         input_ids: Tensor,
         attention_mask: Tensor,
@@ -253,18 +265,18 @@ class PackedScorer:
         ``group`` (B,): the number of each row's group.
         """
         score: Callable[..., Scores] = partial(
-            self._score, plain, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
+            self._score, score_unpacked, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
         )
-        one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
-        # Ranks that agree on their batches below have to take the same way.
-        is_narrow = width < (self.longest or math.inf) if one_batch else self.agree_on_width(width)
+        is_one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
+        # Ranks agree on their batches below, so all of them must take the same path.
+        is_narrow = width < (self.longest or math.inf) if is_one_batch else self.agree_on_width(width)
         if not is_narrow:
             switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
             rows = (input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
-            return plain(model, *rows, **kwargs)
+            return score_unpacked(model, *rows, **kwargs)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
-        # mean over all of them.
-        batches = [] if one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
+        # mean over all rows.
+        batches = [] if is_one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
         logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
@@ -278,7 +290,7 @@ class PackedScorer:
 
     def _score(
         self,
-        plain: Callable[..., Scores],
+        score_unpacked: Callable[..., Scores],
         model: Any,
         keep: int,
         entropy: bool,
@@ -293,18 +305,20 @@ class PackedScorer:
         # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
         # even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
-            scores = plain(model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs)
+            scores = score_unpacked(
+                model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs
+            )
             return scores[0].float(), *scores[1:]
-        # A layer may lose an argument that it gets: it counts itself here.
+        # A layer may drop the argument ``packed_groups``, so each packed layer counts its call here.
         calls = Counter[str]()
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
         if aux_loss:
             # TRL weights the tokens of the auxiliary loss by this mask.
             counts = torch.tensor([n for group in row.groups for n in group.multiplicity()], dtype=torch.float32)
             weights = counts[None, None, None].to(ids.device, non_blocking=True)
-            more = {"output_router_logits": True, "attention_mask": weights}
+            model_kwargs = {"output_router_logits": True, "attention_mask": weights}
         else:
-            more = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
+            model_kwargs = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
@@ -315,7 +329,7 @@ class PackedScorer:
                 packed_groups=row.groups,
                 packed_calls=calls,
                 scored_index=row.scored_index,
-                **more,
+                **model_kwargs,
             )
         _check_calls(calls, self.bare(model).config.get_text_config())
         return (

@@ -27,8 +27,8 @@ from grpo_math.run.speed_ups import switched_off
 
 @dataclass(frozen=True)
 class AttentionParams:
-    """How an attention computes its weights. ``window`` counts the query's own position; ``sinks`` (H,) are the scores
-    of an additional key without a value."""
+    """The options of attention weights. ``window`` counts the query's own position; ``sinks`` (H,) are the scores of an
+    additional key without a value."""
 
     scale: float | None = None
     dropout: float = 0.0
@@ -52,14 +52,14 @@ class Spans:
     cu_seqlens_k: Tensor
 
 
-@lru_cache(maxsize=2)  # every layer of a micro-batch needs the same
+@lru_cache(maxsize=2)  # every layer of a micro-batch has the same arguments
 def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Spans, Tensor]:
     """Return the sequences of a row, and the index that gathers their keys.
 
-    >>> whole, index = sequences((GroupLayout(0, 2, (3, 1)),), torch.device("cpu"))
-    >>> whole.queries, whole.keys, index.tolist()
+    >>> spans, index = sequences((GroupLayout(0, 2, (3, 1)),), torch.device("cpu"))
+    >>> spans.queries, spans.keys, index.tolist()
     ([2, 3, 1], [2, 5, 3], [0, 1, 0, 1, 2, 3, 4, 0, 1, 5])
-    >>> whole.cu_seqlens_k
+    >>> spans.cu_seqlens_k
     tensor([ 0,  2,  7, 10], dtype=torch.int32)
     """
     queries, keys, taken = [], [], []
@@ -83,18 +83,22 @@ def sequences(groups: tuple[GroupLayout, ...], device: torch.device) -> tuple[Sp
 Kernel = Callable[[Tensor, Tensor, Tensor, Spans, AttentionParams], Tensor]
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Kernel:
+def kernel(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Kernel:
     """Choose the kernel for tokens (L, H, D): the model's flash-attn, torch's, or `one_by_one`."""
-    if takes := flash_takes(q, k, v, scores.dropout):
-        if _loaded() and scores.sinks is None and _used_options(scores).keys() <= _parameters(_loaded()):
+    if is_supported := flash_takes(q, k, v, params.dropout):
+        if (
+            _loaded_flash_attn()
+            and params.sinks is None
+            and _used_options(params).keys() <= _parameters(_loaded_flash_attn())
+        ):
             return attend_with_flash_attn
         # `varlen_attn` has no dropout.
-        if not (scores.dropout or scores.needs_eager):
+        if not (params.dropout or params.needs_eager):
             return attend_with_torch
     # A CPU has no such kernel. Without gradients, scoring.py also compares scores in float32.
     if q.device.type == "cuda" and torch.is_grad_enabled():
         tensors = f"{q.dtype} with heads of size {q.size(-1)}"
-        switched_off("varlen kernel", f"no kernel takes {'dropout, a softcap or sinks' if takes else tensors}")
+        switched_off("varlen kernel", f"no kernel takes {'dropout, a softcap or sinks' if is_supported else tensors}")
     return one_by_one
 
 
@@ -109,19 +113,19 @@ def flash_takes(q: Tensor, k: Tensor, v: Tensor, dropped: float = 0.0) -> bool:
     return torch.backends.cuda.can_use_flash_attention(params)
 
 
-def _loaded() -> Any:
+def _loaded_flash_attn() -> Any:
     """Return the `flash_attn_varlen_func` that transformers has loaded for ``flash_attention_*``, or None."""
     from transformers import modeling_flash_attention_utils as flash
 
     return flash._flash_varlen_fn
 
 
-def _used_options(scores: AttentionParams) -> dict[str, Any]:
+def _used_options(params: AttentionParams) -> dict[str, Any]:
     """Return the options that not every version of flash-attn has, without unused ones."""
     options = {
-        "dropout_p": scores.dropout,
-        "softcap": scores.softcap,
-        "window_size": _window(scores) if scores.window else None,
+        "dropout_p": params.dropout,
+        "softcap": params.softcap,
+        "window_size": _window(params) if params.window else None,
     }
     return {name: value for name, value in options.items() if value}
 
@@ -131,12 +135,12 @@ def _parameters(function: Any) -> frozenset[str]:
     return frozenset(signature(function).parameters)
 
 
-def _window(scores: AttentionParams) -> tuple[int, int]:
+def _window(params: AttentionParams) -> tuple[int, int]:
     """Return the number of keys to the left and to the right of a query's own, as kernels count them; -1: all."""
-    return (scores.window - 1 if scores.window else -1, 0)
+    return (params.window - 1 if params.window else -1, 0)
 
 
-def attend_with_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+def attend_with_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, params: AttentionParams) -> Tensor:
     # Before torch 2.13 grouped heads need no flag.
     grouped: Any = {"enable_gqa": True} if "enable_gqa" in _parameters(varlen_attn) else {}
     output = varlen_attn(
@@ -147,16 +151,16 @@ def attend_with_torch(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: Att
         spans.cu_seqlens_k,
         max(spans.queries),
         max(spans.keys),
-        scale=scores.scale,
+        scale=params.scale,
         # The window makes the call causal: (-1, 0) is all keys up to the query's own position.
-        window_size=_window(scores),
+        window_size=_window(params),
         **grouped,
     )
     return cast(Tensor, output)
 
 
-def attend_with_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
-    out = _loaded()(
+def attend_with_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, params: AttentionParams) -> Tensor:
+    out = _loaded_flash_attn()(
         q,
         k,
         v,
@@ -164,34 +168,34 @@ def attend_with_flash_attn(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores
         cu_seqlens_k=spans.cu_seqlens_k,
         max_seqlen_q=max(spans.queries),
         max_seqlen_k=max(spans.keys),
-        softmax_scale=scores.scale,
+        softmax_scale=params.scale,
         # The versions of flash-attn that transformers supports align this at the lower right.
         causal=True,
-        **_used_options(scores),
+        **_used_options(params),
     )
     return out[0] if isinstance(out, tuple) else out  # some versions return the log-sum-exp, too
 
 
-def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scores: AttentionParams) -> Tensor:
+def one_by_one(q: Tensor, k: Tensor, v: Tensor, spans: Spans, params: AttentionParams) -> Tensor:
     """Call `scaled_dot_product_attention` for each sequence: (L, H, D) and keys, values (K, H_kv, D) -> (L, H, D)."""
     # No fused kernel of CUDA takes float32 and grouped heads.
-    if q.device.type != "cpu" or scores.needs_eager:
+    if q.device.type != "cpu" or params.needs_eager:
         k, v = (heads.repeat_interleave(q.size(1) // heads.size(1), dim=1) for heads in (k, v))
     outputs = []
     for one in zip(q.split(spans.queries), k.split(spans.keys), v.split(spans.keys), strict=True):
         one_q, one_k, one_v = (states.transpose(0, 1)[None] for states in one)
-        outputs.append(_one(one_q, one_k, one_v, scores)[0].transpose(0, 1))
+        outputs.append(_attend_to_sequence(one_q, one_k, one_v, params)[0].transpose(0, 1))
     return torch.cat(outputs)
 
 
-def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
-    """(1, H, L, D) in and out, causal from the lower right."""
+def _attend_to_sequence(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
+    """Attend to one sequence, causal from the lower right: (1, H, L, D) in and out."""
     queries, keys = q.size(2), k.size(2)
-    if scores.needs_eager:
-        return _eager(q, k, v, scores)
+    if params.needs_eager:
+        return _eager(q, k, v, params)
     # On a CPU no fused kernel supports "causal from the lower right", so the mask is passed.
-    if scores.window or (queries < keys and q.device.type == "cpu"):
-        mask: Any = _mask(queries, keys, scores.window, q.device)
+    if params.window or (queries < keys and q.device.type == "cpu"):
+        mask: Any = _mask(queries, keys, params.window, q.device)
     else:
         # ``is_causal`` aligns at the upper left, which is the same only for equally many queries and keys.
         mask = None if queries == keys else causal_lower_right(queries, keys)
@@ -200,15 +204,16 @@ def _one(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
         k,
         v,
         attn_mask=mask,
-        dropout_p=scores.dropout,
+        dropout_p=params.dropout,
         is_causal=mask is None,
-        scale=scores.scale,
+        scale=params.scale,
         enable_gqa=q.size(1) != k.size(1),
     )
 
 
 def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """
+    """Return the causal mask (queries, keys), aligned at the lower right.
+
     >>> _mask(2, 4, 2, torch.device("cpu")).int()
     tensor([[0, 1, 1, 0],
             [0, 0, 1, 1]], dtype=torch.int32)
@@ -217,20 +222,20 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
     return mask.triu(keys - queries - window + 1) if window else mask
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, scores: AttentionParams) -> Tensor:
+def _eager(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
     r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
     # Scaled before the product, which could exceed the largest number of float16.
-    products = q * (1 / math.sqrt(q.size(-1)) if scores.scale is None else scores.scale) @ k.transpose(2, 3)
+    products = q * (1 / math.sqrt(q.size(-1)) if params.scale is None else params.scale) @ k.transpose(2, 3)
     # The cap comes before the mask: tanh would turn a masked score of -inf into a finite one.
-    if scores.softcap:
-        products = scores.softcap * torch.tanh(products / scores.softcap)
-    products = products.masked_fill(~_mask(q.size(2), k.size(2), scores.window, q.device), -math.inf)
-    if scores.sinks is not None:
-        sinks = scores.sinks.to(q.dtype).view(1, -1, 1, 1).expand(-1, -1, q.size(2), 1)
+    if params.softcap:
+        products = params.softcap * torch.tanh(products / params.softcap)
+    products = products.masked_fill(~_mask(q.size(2), k.size(2), params.window, q.device), -math.inf)
+    if params.sinks is not None:
+        sinks = params.sinks.to(q.dtype).view(1, -1, 1, 1).expand(-1, -1, q.size(2), 1)
         products = torch.cat([products, sinks], dim=-1)
     # A sink takes a share of the softmax and has no value: it is removed before the product with the values.
     weights = products.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
-    return dropout(weights[..., : k.size(2)], scores.dropout) @ v
+    return dropout(weights[..., : k.size(2)], params.dropout) @ v
 
 
 NAMES: dict[Kernel, str] = {
@@ -241,8 +246,8 @@ NAMES: dict[Kernel, str] = {
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], scores: AttentionParams, run: Kernel
+    q: Tensor, k: Tensor, v: Tensor, groups: tuple[GroupLayout, ...], params: AttentionParams, run: Kernel
 ) -> Tensor:
     """Compute attention over a packed row (L, H, D) with keys and values (L, H_kv, D) -> (L, H, D_v)."""
-    whole, index = sequences(groups, q.device)
-    return run(q, k.index_select(0, index), v.index_select(0, index), whole, scores)
+    spans, index = sequences(groups, q.device)
+    return run(q, k.index_select(0, index), v.index_select(0, index), spans, params)

@@ -91,5 +91,5 @@ def prepared(config: Any, how: Json) -> Any:
     recurrent.fork_states(model)
     if how["checkpointing"]:
         model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-        tiled_mlp.set_up([model])
+        tiled_mlp.tile_layers([model])
     return model

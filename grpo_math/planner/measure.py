@@ -265,7 +265,7 @@ def shape(config: Any) -> Json:
         "paths": list(dict.fromkeys(re.sub(r"\.\d+\.", ".0.", path) for path in sizes)),
         "cache": [(2 * few - many) // 2, (many - few) // 64 // 2],
         "linear": not recurrent.stateful(whole) and varlen.NAMES[varlen.one_by_one] not in attention.kernels_used,
-        "tiled": sum(map(tiled_mlp.serves, decoder_layers(model)[1])) == len(times),
+        "tiled": sum(map(tiled_mlp.can_tile, decoder_layers(model)[1])) == len(times),
         **({"packed": longest} if longest else {}),
     }
 

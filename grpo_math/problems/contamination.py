@@ -103,9 +103,8 @@ def against(problems: Sequence[Mapping[str, Any]], training: str) -> dict[str, A
     name, _, split = training.rpartition(":")
     if split not in SPLITS:
         name, split = training, "train"
-    template = as_template(PROBLEM)
-    results = overlap(problems, problem_table(name, split, template=template, columns=None, skip_bad_rows=True))
-    return {"training_data": name, "training_split": split, **results}
+    table = problem_table(name, split, template=as_template(PROBLEM), columns=None, skip_bad_rows=True)
+    return {"training_data": name, "training_split": split, **overlap(problems, table)}
 
 
 def overlap_line(result: Mapping[str, Any]) -> str:

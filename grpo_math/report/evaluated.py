@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run, meaning, paired, suite
-from grpo_math.evaluation.figures import Results, metrics_table
+from grpo_math.evaluation.summary import Results, metrics_table
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
@@ -131,7 +131,7 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
     plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.backends import Backend, Model
-    from grpo_math.evaluation.probe import parts, write_figures
+    from grpo_math.evaluation.probe import parts, write_probe
     from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
@@ -159,7 +159,7 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
                         above_zero = temperature or meaning.TEMPERATURE
                         drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
                         measured[name][side] = parts(loaded, rows, plans[name], drawn, output, run.request, **how)
-    return sides, {name: write_figures(name, of_sides) for name, of_sides in measured.items()}
+    return sides, {name: write_probe(name, of_sides) for name, of_sides in measured.items()}
 
 
 def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.models import check_weights, load_tokenizer, model_path, whole_path
+from grpo_math.generation.models import absolute_path, check_weights, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
@@ -52,7 +52,7 @@ from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.train import heldout
 from grpo_math.train.resuming import choose_checkpoint
-from grpo_math.trainer.build import trainer_of
+from grpo_math.trainer.build import build_trainer
 from grpo_math.trainer.recipe_settings import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles, RunWriter
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -221,8 +221,8 @@ class TrainingRun:
                 finish_run(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
-        model.model_name_or_path = whole_path(path)
-        self.trainer = trainer_of(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
+        model.model_name_or_path = absolute_path(path)
+        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type

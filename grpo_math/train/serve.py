@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> Answer | int:
         stack.callback(process.stop)
         try:
             process.wait(STARTUP)
-            process.kept.wait()
+            process.supervised.wait()
             # A server that ends by itself has failed, with any exit code.
             raise UserError(process.ended())
         except KeyboardInterrupt:

@@ -24,7 +24,7 @@ from grpo_math.run import metrics
 from grpo_math.settings import recipe
 from grpo_math.system.gpus import query_first_gpu
 from grpo_math.train.program import TrainingRun, build_settings
-from grpo_math.trainer.longest import longest_prompt
+from grpo_math.trainer.largest_batch import longest_prompt
 
 FIXED = (
     *("max_steps=2", "eval_n=0", "heldout_every=0", "save_strategy=no", "report_to=none", "disable_tqdm=true"),

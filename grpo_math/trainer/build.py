@@ -23,7 +23,7 @@ class _Trainer(MathGRPOTrainer):
         """Write no model card: TRL's would have its own text, and "None" as the base if that is a folder."""
 
 
-def trainer_of(
+def build_trainer(
     config: MathGRPOConfig, model_args: ModelConfig, rows: Any, tokenizer: Any, rewards: list[Reward], tools: Any = None
 ) -> MathGRPOTrainer:
     """Return the trainer of a recipe, with its weights loaded.
@@ -61,7 +61,7 @@ def trainer_of(
         except ValueError as error:
             refuse_dropout_of_experts(str(error), str(path))
             raise
-    trainer.grpo_math.of_recipe = True
+    trainer.grpo_math.is_recipe_run = True
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

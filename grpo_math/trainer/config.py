@@ -184,7 +184,7 @@ def as_math_config(args: GRPOConfig) -> MathGRPOConfig:
         return args
     # Without the constructor: nothing is checked or computed a second time.
     settings = object.__new__(MathGRPOConfig)
-    # Our values win: a subclass of `GRPOConfig` may have fields of its own with the same names.
+    # Our values win: a subclass of `GRPOConfig` may have fields with the same names.
     vars(settings).update({**vars(args), **TRL_EQUAL})
     return settings
 

@@ -22,9 +22,9 @@ COLUMNS = 80
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
-PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has all of it
+PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has the whole text
 
-# A line each. What does not fit into the line is left out, so the most important metrics come first.
+# One line per group. Metrics that do not fit are left out, so the most important ones come first.
 GROUPS: dict[str, tuple[str, ...]] = {
     # The means of the reward functions follow the first two.
     "step": (
@@ -40,11 +40,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def figures(logs: Mapping[str, Any]) -> list[str]:
+def metric_lines(logs: Mapping[str, Any]) -> list[str]:
     """Return at most four lines with the main metrics of a log entry.
 
     >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
-    >>> for line in figures(log): print(line)
+    >>> for line in metric_lines(log): print(line)
     step 3       reward 0.5, short 0.25
     update       loss 0.01235
     """
@@ -56,8 +56,8 @@ def figures(logs: Mapping[str, Any]) -> list[str]:
         first, last = (
             {name: logs.get(name, logs.get(f"eval_{name}")) for name in part} for part in (names[:2], names[2:])
         )
-        given = {**first, **functions, **last}
-        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in given.items() if value is not None]
+        values = {**first, **functions, **last}
+        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in values.items() if value is not None]
         label = f"step {logs[metrics.STEP]}" if group == "step" else group
         while len(line := f"{label:12} {', '.join(texts)}") > COLUMNS:
             texts.pop()
@@ -79,7 +79,7 @@ def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
     last = [metrics.LENGTH_MEAN] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
     names = [metrics.ACCURACY, metrics.REWARD, metrics.HELDOUT_ACCURACY, *last]
     shown = {name: number(logs.get(name)) for name in names}
-    # With the accuracy as the only reward, the two are the same number.
+    # If the accuracy is the only reward, the reward is the same number.
     if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
         del shown[metrics.ACCURACY]
     labels = {metrics.HELDOUT_ACCURACY: "heldout"}
@@ -90,10 +90,10 @@ def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
 
 
 class Printer(ProgressCallback, PrinterCallback):
-    """A bar with the time left: of a recipe with its reward and accuracy, of a script under lines with more metrics.
+    """Shows a progress bar. The bar of a recipe has reward and accuracy; a script also gets lines with more metrics.
 
-    Replaces transformers' two callbacks, which print all keys in one line. It is both, so that a script that removes
-    either of them removes this one.
+    Replaces transformers' two callbacks, which print all keys in one line. It inherits from both, so that a script
+    that removes either of them removes this one.
     """
 
     training_bar: Any
@@ -101,7 +101,7 @@ class Printer(ProgressCallback, PrinterCallback):
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self.trainer = trainer
-        # With the last held-out accuracy, which stays until the next one.
+        # The latest metrics. A held-out accuracy stays until the next evaluation.
         self.logged: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -114,16 +114,16 @@ class Printer(ProgressCallback, PrinterCallback):
                 bar_format=BAR,
                 smoothing=0,  # the time left follows the mean speed, and not that of the last steps
                 # A recipe silences transformers, which turns its bars off.
-                disable=args.disable_tqdm and not self.trainer.grpo_math.of_recipe,
+                disable=args.disable_tqdm and not self.trainer.grpo_math.is_recipe_run,
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        if not self.trainer.grpo_math.of_recipe:
+        if not self.trainer.grpo_math.is_recipe_run:
             if is_step_log(logs):
                 # `print` would write into the line of the progress bar.
-                tqdm.write("\n".join(figures({metrics.STEP: state.global_step, **logs})))
+                tqdm.write("\n".join(metric_lines({metrics.STEP: state.global_step, **logs})))
         elif {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
             self.logged |= logs
             self.training_bar.set_postfix(postfix(self.logged), refresh=False)
@@ -131,20 +131,20 @@ class Printer(ProgressCallback, PrinterCallback):
 
 def replace_printers(trainer: Trainer) -> None:
     """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    ours: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
+    replacements: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
     # transformers imports this module in a notebook.
     if notebook := sys.modules.get("transformers.utils.notebook"):
-        from grpo_math.trainer.notebook import FigureTable
+        from grpo_math.trainer.notebook import MetricTable
 
-        ours[notebook.NotebookProgressCallback] = FigureTable()
+        replacements[notebook.NotebookProgressCallback] = MetricTable()
     for callback in list(trainer.callback_handler.callbacks):
-        if type(callback) in ours:
+        if type(callback) in replacements:
             trainer.remove_callback(type(callback))
-            trainer.add_callback(ours[type(callback)])
+            trainer.add_callback(replacements[type(callback)])
 
 
 def end_bar(trainer: Trainer) -> None:
-    """End the line of the bar. transformers does not after an error, whose own line would follow on the bar's."""
+    """End the line of the bar. After an error transformers does not, and the error would follow on the same line."""
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, Printer) and callback.training_bar is not None:
             callback.training_bar.close()
@@ -162,7 +162,7 @@ def print_completions(logs: Mapping[str, Any], step: int, most: int | None) -> N
     completions = [completion_text(completion) for completion in logs["completion"]]
     # A reward function may have one of these names. That column then replaces ours.
     columns = {**logs["extra"], **logs["rewards"]}
-    # A completion without a reward has none to print, and TRL prints numbers.
+    # TRL prints numbers only, so a missing reward is printed as NaN.
     rewards = [math.nan if value is None else value for value in columns.get("reward", ())]
     # With TRL's ``num_samples`` the rows would be random, and would use the run's random numbers.
     print_prompt_completions_sample(

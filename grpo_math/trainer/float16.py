@@ -1,4 +1,4 @@
-"""Training in float16, on GPUs without bfloat16: what torch's loss scale needs of the trained weights.
+"""Training in float16 on GPUs without bfloat16: float32 for an adapter's trained weights, and the loss scale.
 
 The loss is multiplied by a scale, so that small gradients do not become zero. If a gradient then overflows, the step is
 skipped and the scale is halved; after 2000 steps without an overflow it is doubled. accelerate and torch do that, and
@@ -17,8 +17,8 @@ from grpo_math.generation.dtypes import dtype_error
 def make_adapter_float32(model: Any, accelerator: Any) -> None:
     """Turn the trained weights of an adapter into float32, if this run computes in float16.
 
-    TRL rounds the adapter of a quantised base to bfloat16, and a script may load one in 16 bit. Raises `ConfigError`
-    for a family that overflows in float16, and for trained 16-bit weights without an adapter.
+    TRL rounds the adapter of a quantised base to bfloat16, and a script may load an adapter in 16 bit. Raises
+    `ConfigError` for a family that overflows in float16, and for trained 16-bit weights without an adapter.
     """
     if accelerator.mixed_precision != "fp16":
         return
@@ -40,7 +40,7 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
 
 
 def loss_scale(accelerator: Any, engine: Any) -> float | None:
-    """Return the factor of the loss: that of torch's scaler, that of DeepSpeed's ``engine``, or None.
+    """Return the factor of the loss in torch's scaler or in DeepSpeed's ``engine``, or None.
 
     >>> from types import SimpleNamespace
     >>> engine = SimpleNamespace(fp16_enabled=lambda: True, optimizer=SimpleNamespace(loss_scale=1024.0))

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
-def keep_gradients_of_4_bit(model: Any) -> None:
+def keep_4bit_gradients(model: Any) -> None:
     """Keep bitsandbytes from repacking 4-bit weights in evaluation mode, which it does on a CPU with AVX512-BF16.
 
     The products with repacked weights have no gradient, also when the model is trained again.
@@ -20,7 +20,7 @@ def keep_gradients_of_4_bit(model: Any) -> None:
 
 
 def have_hooks(models: Iterable[Any]) -> bool:
-    """Return True if something has hooks on accumulated gradients, such as a script's optimizer.
+    """Return True if a parameter has a hook on its accumulated gradient, for example of a script's optimizer.
 
     >>> import torch
     >>> weight = torch.nn.Linear(1, 1)
@@ -34,7 +34,7 @@ def have_hooks(models: Iterable[Any]) -> bool:
 
 
 def has_unused_parameters(trainer: "TrlTrainer") -> bool:
-    """Return True if DDP has to look for parameters without a gradient. It warns if it looks and finds none."""
+    """Return True if DDP has to look for parameters without a gradient. DDP warns if it looks and finds none."""
     # Text leaves the vision tower of a model unused.
     unused = bool(set(trainer.model.config.sub_configs) - {"text_config"})
     kwargs = trainer.args.gradient_checkpointing_kwargs or {}

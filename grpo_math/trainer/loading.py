@@ -42,7 +42,7 @@ def unchanged_dtypes(model: torch.nn.Module) -> Iterator[None]:
 
 
 def optimizer_options(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the `OPTIONS` of each parameter group. An optimizer in DeepSpeed's settings has none at first."""
+    """Return the `OPTIONS` of each parameter group. An optimizer of DeepSpeed's settings has no groups at first."""
     groups = getattr(optimizer, "param_groups", [])
     return [{name: group[name] for name in OPTIONS if name in group} for group in groups]
 
@@ -59,7 +59,7 @@ def set_options(optimizer: Any, scheduler: Any, options: list[dict[str, Any]]) -
         scheduler.base_lrs = [group["initial_lr"] for group in options]
         factors = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
         scheduler._last_lr = [rate * factor(scheduler.last_epoch) for rate, factor in factors]
-    # The module is that of GreedyLR, which older versions of transformers lack.
+    # GreedyLR is in this module. Older versions of transformers lack the class.
     if isinstance(scheduler, LambdaLR | ReduceLROnPlateau) or type(scheduler).__module__ == "transformers.optimization":
         for group, values, rate in zip(optimizer.param_groups, options, scheduler._last_lr, strict=True):
             group.update(values, lr=rate)

@@ -1,4 +1,4 @@
-"""The settings of the loss, from the attributes and arguments that TRL's loss reads, and how TRL's loss differs."""
+"""Read the settings of the loss where TRL's loss reads them, and find terms that TRL's loss lacks."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -20,13 +20,13 @@ ATTRIBUTES = (
     *("max_completion_length", "router_aux_loss_coef", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
-OURS = (
+SETTINGS = (
     *("surrogate", "kl_estimator", "dppo_high", "dppo_low"),
     *("geometric_mask_low", "geometric_mask_high", "geometric_mask_weight"),
 )
 COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
 # TRL reads all others from its arguments.
-ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *OURS, *COMPUTED))
+ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *SETTINGS, *COMPUTED))
 
 
 def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSettings:
@@ -37,7 +37,7 @@ def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSett
     rollout_steps = trainer.args.steps_per_generation * trainer.num_iterations
     return LossSettings(
         **{name: getattr(trainer, name) for name in ATTRIBUTES},
-        **{name: getattr(settings, name) for name in OURS},
+        **{name: getattr(settings, name) for name in SETTINGS},
         **{name: getattr(trainer.args, name) for name in ARGUMENTS},
         entropy_coef=coefficient,
         vllm_importance_sampling_correction=trainer.use_vllm and trainer.vllm_importance_sampling_correction,
@@ -58,8 +58,8 @@ def update_entropy_coef(trainer: "TrlTrainer", entropy: float) -> None:
     trainer._last_world_entropy = entropy
 
 
-def terms_of_trl_batches(trainer: "TrlTrainer") -> list[str]:
-    """Return the terms of the loss that are a mean or a quantile over TRL's own micro-batch."""
+def micro_batch_terms(trainer: "TrlTrainer") -> list[str]:
+    """Return the terms of the loss that are a mean or a quantile over TRL's micro-batch."""
     terms = {
         "router_aux_loss_coef": trainer.aux_loss_enabled,
         "an entropy bonus": trainer._entropy_bonus_enabled,
@@ -70,12 +70,12 @@ def terms_of_trl_batches(trainer: "TrlTrainer") -> list[str]:
 
 def exceeds_trl_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> bool:
     """Return True if the loss has a term that TRL's lacks."""
-    own_kl = trainer.beta != 0.0 and settings.kl_estimator != "k3"
-    return settings.surrogate != "clip" or trainer.loss_type == "prompt_mean" or own_kl
+    has_other_kl = trainer.beta != 0.0 and settings.kl_estimator != "k3"
+    return settings.surrogate != "clip" or trainer.loss_type == "prompt_mean" or has_other_kl
 
 
-def refuse_images_with_own_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
-    """Raise `ConfigError` if a model with images, of which TRL computes the loss, needs a term of ours."""
+def refuse_images_with_added_terms(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
+    """Raise `ConfigError` if a model with images, whose loss TRL computes, needs a term that TRL lacks."""
     if exceeds_trl_loss(trainer, settings):
         raise ConfigError(
             "surrogate",

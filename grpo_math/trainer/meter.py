@@ -18,7 +18,7 @@ from grpo_math.run import metrics
 
 
 class StepMeter(Stateful):
-    """``log()`` returns TRL's dict of lists for the current mode, train or eval.
+    """Logs seconds, tokens and memory of training steps. ``log()`` returns TRL's dict of the mode, train or eval.
 
     >>> log = {metrics.SECONDS_GENERATE: [], metrics.SECONDS_SYNC: [], metrics.TOKENS: [5], metrics.KL: [0.5]}
     >>> meter = StepMeter(lambda: log, rollouts_per_step=1.0)
@@ -81,7 +81,7 @@ class StepMeter(Stateful):
 def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], size: int) -> dict[str, float]:
     """Return the shares of completions by verdict, and of groups of ``size`` that are all correct or all wrong.
 
-    ``in_format`` is None for a completion whose row names no format: then no share of them is logged.
+    ``in_format`` is None for a completion whose row names no format: then no metric of the format is logged.
 
     >>> log = verdict_metrics(["correct", "correct", "wrong", "crash"], [True, False, True, True], 2)
     >>> log["grading/crash"], log["accuracy"], log["degenerate/all_right"], log["degenerate/all_wrong"]
@@ -89,16 +89,16 @@ def verdict_metrics(verdicts: Sequence[str], in_format: Sequence[bool | None], s
     >>> log["accuracy_in_format"], "accuracy_in_format" in verdict_metrics(["correct", "wrong"], [None, None], 2)
     (0.25, False)
     """
-    right = [verdict == Verdict.CORRECT for verdict in verdicts]
-    groups = [right[start : start + size] for start in range(0, len(right), size)]
+    correct = [verdict == Verdict.CORRECT for verdict in verdicts]
+    groups = [correct[start : start + size] for start in range(0, len(correct), size)]
     log = {}
     if None not in in_format:
-        log[metrics.FORMAT_RATE] = in_format.count(True) / len(right)
-        log[metrics.ACCURACY_IN_FORMAT] = [*zip(right, in_format, strict=True)].count((True, True)) / len(right)
+        log[metrics.FORMAT_RATE] = in_format.count(True) / len(correct)
+        log[metrics.ACCURACY_IN_FORMAT] = [*zip(correct, in_format, strict=True)].count((True, True)) / len(correct)
     return {
         **log,
         **{metrics.verdict_key(str(verdict)): verdicts.count(str(verdict)) / len(verdicts) for verdict in Verdict},
-        metrics.ACCURACY: sum(right) / len(right),
+        metrics.ACCURACY: sum(correct) / len(correct),
         metrics.ALL_RIGHT: sum(map(all, groups)) / len(groups),
         metrics.ALL_WRONG: sum(not any(group) for group in groups) / len(groups),
     }

@@ -1,7 +1,7 @@
 """Skip a step whose gradient is not finite; too many of them in a row end the run.
 
-Through clipping by the norm, one NaN in a gradient makes every weight NaN, and Adam's moments keep it. So the norm
-decides, which transformers has computed already: the gradients are dropped, and the optimizer has nothing to apply.
+Through clipping by the norm, one NaN in a gradient makes every weight NaN, and Adam's moments keep it. transformers has
+computed the norm already. If it is not finite, the gradients are dropped, and the optimizer has nothing to apply.
 DeepSpeed skips such a step itself, and reports an infinite norm. The norm is that of the gradient of all ranks, so all
 ranks decide the same.
 """
@@ -22,15 +22,15 @@ class NonFiniteSteps(Stateful):
         self.limit = limit
         self.in_a_row = 0
 
-    def seen(self, grad_norm: Any, may_overflow: bool = False) -> bool:
-        """Return True if this step is skipped.
+    def count(self, grad_norm: Any, may_overflow: bool = False) -> bool:
+        """Count a step with this gradient norm. Return True if the step is skipped.
 
         ``may_overflow``: the loss scale of float16 may be too large. The scale then falls, and the step does not count.
 
         >>> steps = NonFiniteSteps(2)
-        >>> steps.seen(0.5), steps.seen(float("nan")), steps.seen(1.0), steps.in_a_row
+        >>> steps.count(0.5), steps.count(float("nan")), steps.count(1.0), steps.in_a_row
         (False, True, False, 0)
-        >>> steps.seen(float("nan")), steps.seen(float("inf"), may_overflow=True), steps.in_a_row
+        >>> steps.count(float("nan")), steps.count(float("inf"), may_overflow=True), steps.in_a_row
         (True, True, 1)
         """
         # A NaN or an infinity in any gradient makes the norm over all of them non-finite.
@@ -43,7 +43,7 @@ class NonFiniteSteps(Stateful):
         """Return the error that ends the run, if any, before optimizer step number ``step`` (from 0) is counted.
 
         >>> steps = NonFiniteSteps(2)
-        >>> steps.seen(float("inf")), steps.error(3), steps.seen(float("nan"))
+        >>> steps.count(float("inf")), steps.error(3), steps.count(float("nan"))
         (True, None, True)
         >>> str(steps.error(4))[:95]
         'the gradient was not finite in steps 4 to 5, 2 in a row: the weights are still those of step 3;'
@@ -54,6 +54,5 @@ class NonFiniteSteps(Stateful):
         steps = f"step {first}" if self.in_a_row == 1 else f"steps {first} to {step + 1}, {self.in_a_row} in a row"
         return UserError(
             f"the gradient was not finite in {steps}: the weights are still those of step {first - 1}; lower "
-            "learning_rate, or train in float32 if this is float16 (max_nonfinite_steps says how many may follow each "
-            "other)"
+            "learning_rate, or train in float32 if this is float16 (max_nonfinite_steps limits the steps in a row)"
         )

@@ -1,6 +1,6 @@
 """The table of a training run in a notebook: a row for each log entry, under a progress bar.
 
-Needs IPython, so that console.py imports this module in a notebook alone.
+Needs IPython, so console.py imports this module only in a notebook.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ COLUMNS = {
 }
 
 
-class FigureTable(NotebookProgressCallback):
+class MetricTable(NotebookProgressCallback):
     """Replaces transformers' table, which shows the loss alone."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

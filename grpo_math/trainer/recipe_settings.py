@@ -41,15 +41,15 @@ def build(read: Recipe) -> Settings:
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
     deepspeed_config(read.raise_first_problem().values, None)  # rejects a missing file
-    stated = {**OURS, **read.explicit_values()}
+    values = {**OURS, **read.explicit_values()}
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
         batch = plan(read.values, read.explicit, int(os.environ.get("WORLD_SIZE", 1)))
-        stated |= evaluation_settings(read.values)
-        stated |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
+        values |= evaluation_settings(read.values)
+        values |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         arguments, config, model = (
-            kind(**{field.name: stated[field.name] for field in fields(kind) if field.name in stated})
+            kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
             for kind in CLASSES
         )
     except UserError:
@@ -58,8 +58,8 @@ def build(read: Recipe) -> Settings:
         if isinstance(error, OSError) and error.filename:
             raise Unreadable(error, error.filename) from None
         message = " ".join(str(error).split())
-        named = [name for name in read.explicit if re.search(rf"(?<!\w){name}(?!\w)", message)]
-        if name := max(named, key=len, default=None):
+        mentioned = [name for name in read.explicit if re.search(rf"(?<!\w){name}(?!\w)", message)]
+        if name := max(mentioned, key=len, default=None):
             raise ConfigError(name, read.values[name], f"is refused ({message})", "give another value") from None
         raise UserError(f"{message}: change that setting") from None
     finally:

@@ -1,7 +1,7 @@
 """A trainer's reward functions: names to functions, and a check of the data's gold answers.
 
 A gold answer is a row's ``answer``, or TRL's ``solution`` (`read_gold_answer`).
-For a stream, only the columns are checked, and nothing if only its rows show them.
+A stream is checked by its columns only, and not at all if they are not known.
 
 rewards/guard.py calls the functions.
 """
@@ -52,26 +52,26 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
     counted = columns and hasattr(data, "__len__")
-    # Numbers, not tensors, as ``None`` formats them.
+    # ``None``: Python's numbers instead of tensors.
     rows = data.with_format(None).select_columns(columns).to_list() if counted else []
-    without = sum(read_gold_answer(row) is None for row in rows)
-    if taken := [name for name in names if name in ARGUMENTS]:
+    missing = sum(read_gold_answer(row) is None for row in rows)
+    if reserved := [name for name in names if name in ARGUMENTS]:
         raise ConfigError(
             "dataset",
             "train_dataset",
-            f"has a column {taken[0]!r}, a name that training uses itself",
-            f"rename it, to my_{taken[0]} for example",
+            f"has a column {reserved[0]!r}, a name that training uses itself",
+            f"rename it, to my_{reserved[0]} for example",
         )
-    if columns and (not rows or without < len(rows)):
+    if columns and (not rows or missing < len(rows)):
         return (
-            f"{without} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS}): "
+            f"{missing} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS}): "
             "their completions get the verdict bad_gold."
-            if without
+            if missing
             else None
         )
     lacks = f"no gold in {' or '.join(columns)}" if columns else f"only the columns {', '.join(names) or 'none'}"
     for reward in rewards if isinstance(rewards, list) else [rewards]:
-        if needs_golds(reward, names):
+        if needs_gold_answers(reward, names):
             raise ConfigError(
                 "reward_funcs",
                 reward if isinstance(reward, str) else reward_name(reward),
@@ -81,18 +81,20 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
     return f"train_dataset has no gold ({GOLDS}): completions are not graded, and no accuracy is logged."
 
 
-def needs_golds(reward: Any, columns: Sequence[str] = ()) -> bool:
+def needs_gold_answers(reward: Any, columns: Sequence[str] = ()) -> bool:
     """Return True if a reward needs gold answers: its ``grade`` has no default, or it is a built-in that needs them.
 
     If the data have a column ``grade``, it is passed like other columns.
 
-    >>> needs_golds(lambda completions, grade, **columns: []), needs_golds(lambda completions, grade=None: [])
-    (True, False)
-    >>> [name for name, reward in REWARDS.items() if not needs_golds(reward)]
+    >>> needs_gold_answers(lambda completions, grade, **columns: [])
+    True
+    >>> needs_gold_answers(lambda completions, grade=None: [])
+    False
+    >>> [name for name, reward in REWARDS.items() if not needs_gold_answers(reward)]
     ['format_strict', 'format_soft', 'xml_count', 'overlong', 'repetition']
     """
-    for name, one in SHIPPED.items():
-        if reward in (name, one.reward):
-            return one.needs_gold
+    for name, shipped in SHIPPED.items():
+        if reward in (name, shipped.reward):
+            return shipped.needs_gold
     # Not callable: a name that TRL resolves.
     return callable(reward) and "grade" in needed(reward) and "grade" not in columns

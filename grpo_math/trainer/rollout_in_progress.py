@@ -62,7 +62,8 @@ def empty_table() -> dict[str, Any]:
 class RolloutInProgress:
     """A rollout while TRL makes it. TRL writes into ``table`` and ``log``, which are those of all ranks.
 
-    `_calculate_rewards` sets the rest, of this rank's completions; it stays None if a subclass has its own rewards.
+    `gather_rewards` sets the other fields, for this rank's completions. They stay None if a subclass computes rewards
+    itself.
     """
 
     table: dict[str, Any] = field(default_factory=empty_table)
@@ -97,8 +98,8 @@ class RolloutInProgress:
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
 
-    ``tools``: the loop over the turns of tools, if it is ours. ``engine``: vLLM's, if it samples. ``draft``: the
-    rollout that TRL makes now.
+    ``tools``: None if TRL's loop over turns runs, if any. ``engine``: TRL's `VLLMGeneration`, if vLLM samples.
+    ``draft``: the rollout that TRL makes now.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class RolloutMaker:
         return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
     def local(self, n: int) -> slice:
-        """Return the place of this rank's ``n`` rows among those of all ranks."""
+        """Return the slice of this rank's ``n`` rows in the rows of all ranks."""
         first = self.trainer.accelerator.process_index * n
         return slice(first, first + n)
 
@@ -157,7 +158,7 @@ class RolloutMaker:
                     self.engine.watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
-            # Last, because resampling replaces rows. TRL's advantages are those of one draw.
+            # Advantages come last, because resampling replaces rows. TRL's advantages belong to a single draw.
             rollout = self._with_advantages(rollout)
             rows = rollout.rows(self.local(len(inputs)))
             if trainer.loss_type == "prompt_mean":
@@ -169,20 +170,20 @@ class RolloutMaker:
     def _gather_rollout(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]], first: int) -> Rollout:
         """Sample, score and grade a completion of each row. ``first``: the number of the first group.
 
-        Writes nothing into the trainer but seconds and tokens. All ranks call this.
+        Writes nothing into the trainer except seconds and tokens. All ranks call this.
         """
         trainer, log, draft = self.trainer, self.meter.log(), RolloutInProgress()
         mode = "train" if trainer.model.training else "eval"
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         scale = trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none"
-        written = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
+        trl_outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
         # TRL would mask every completion that does not end with EOS.
         masks = trainer.mask_truncated_completions and not self.stops.exist
-        read = {"scale_rewards": scale, "mask_truncated_completions": masks}
-        # TRL raises for this mode, which correction.py has.
+        trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        # TRL raises for this mode, which only correction.py has.
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
-        read |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
-        with replaced(self, draft=draft), replaced(trainer, **written, **read):
+        trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
+        with replaced(self, draft=draft), replaced(trainer, **trl_outputs, **trl_settings):
             rows = trl_method(inputs)
         if geometric and "importance_sampling_ratio" in rows:
             settings = loss_settings(trainer, self.settings)
@@ -193,7 +194,7 @@ class RolloutMaker:
                 draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
-        # TRL assigns the tokens of all draws.
+        # TRL's count includes the tokens of earlier draws, so it replaces their count.
         log |= {metrics.TOKENS: draft.log.pop(metrics.TOKENS)} if metrics.TOKENS in draft.log else {}
         local = self.local(len(inputs))
         # TRL's sampler repeats each prompt ``group_size`` times in a row, and its gather keeps the order of ranks.
@@ -208,21 +209,23 @@ class RolloutMaker:
     def _gather_explained(
         self, rollout: Rollout, draft: RolloutInProgress, inputs: list[dict[str, Any]], ids: Sequence[Sequence[int]]
     ) -> Rollout:
-        """Add verdicts, the columns that explain a row, and the metrics of verdicts, endings and tools."""
+        """Add verdicts, the columns that explain a row, and the metrics of verdicts, truncation and tools."""
         trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
         sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.cpu())
-        own = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
-        # A row that names no format, as in most scripts, asks for none.
+        local_columns = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
+        # The rows of most scripts name no format: then there is no format to check.
         graded = [
             (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in (zip(grades, inputs, strict=True) if grades else ())
         ]
-        ranks = gather_object([(own, graded)])
+        ranks = gather_object([(local_columns, graded)])
         columns = dict(rollout.columns)
-        for name in own:
-            # A column or a reward function of a script may have one of these names: it stays the script's.
+        for name in local_columns:
+            # A script's column or reward function of the same name is kept.
             if name not in trainer.reward_func_names:
-                columns.setdefault(("extra", name), [value for of_rank, _ in ranks for value in of_rank[name]])
+                columns.setdefault(
+                    ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
+                )
         masks = None
         if "tool_mask" in rows:
             masks = [mask[: len(tokens)] for mask, tokens in zip(rows["tool_mask"].tolist(), ids, strict=True)]
@@ -231,7 +234,7 @@ class RolloutMaker:
             values |= self.tools.gather_metrics(draft.completions or ())
         if grades is None:
             return with_metrics(replace(rollout, columns=columns), values)
-        verdicts, in_format = zip(*(one for _, of_rank in ranks for one in of_rank), strict=True)
+        verdicts, in_format = zip(*(pair for _, rank_graded in ranks for pair in rank_graded), strict=True)
         values |= verdict_metrics(verdicts, in_format, self.group_size)
         return with_metrics(replace(rollout, columns=columns, verdicts=verdicts), values)
 
@@ -241,9 +244,9 @@ class RolloutMaker:
         draft.completions = arguments[1]
         draft.ids = arguments[2]
         with self.meter.phase(metrics.SECONDS_GRADE):
-            # All ranks decide the same, because `_gather_explained` gathers the verdicts.
-            has_golds = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
-            draft.grades = self.grade(inputs, draft.completions) if has_golds else None
+            # All ranks must decide alike, because `_gather_explained` gathers the verdicts.
+            has_gold_answers = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))
+            draft.grades = self.grade(inputs, draft.completions) if has_gold_answers else None
             added: dict[str, Any] = {
                 GRADE_TIMEOUT: self.settings.grade_timeout,
                 MAX_LENGTH: trainer.max_completion_length,
@@ -276,9 +279,9 @@ class RolloutMaker:
 
     def _gather_groups(self, grades: list[Grade], ids: Sequence[Sequence[int]]) -> list[list[Sized]]:
         """Return the group of each of this rank's completions. Ranks may share a group, so all ranks call this."""
-        own = [(len(tokens), is_right(grade)) for tokens, grade in zip(ids, grades, strict=True)]
-        rows = gather_object(own)
-        return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(own))]
+        local_rows = [(len(tokens), is_right(grade)) for tokens, grade in zip(ids, grades, strict=True)]
+        rows = gather_object(local_rows)
+        return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(local_rows))]
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""

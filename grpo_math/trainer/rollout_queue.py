@@ -3,7 +3,7 @@
 On policy, a rollout has the prompts of TRL's sampler. `Resampler` draws more.
 
 With ``staleness: 1`` the servers sample the next rollout while this one is trained on. Rollout k sends the adapter of
-step k to the servers and requests batch k+1 from it. Then batch k, which the adapter of rollout k-1 has sampled, is
+step k to the servers and requests batch k+1 from them. Then batch k, which the adapter of rollout k-1 has sampled, is
 scored and trained on. The first batch is sampled on policy. The loss needs no additional term: TRL's old log-probs are
 the current policy's, so its vLLM importance correction (their ratio to the sampler's log-probs) corrects for the older
 adapter, too. The next prompts follow from the sampler, whose order follows from the seed.
@@ -98,7 +98,7 @@ class RolloutQueue:
     def take_completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
         """Return ``n`` completions of each prompt, on the main process: the requested ones, if this is their batch."""
         trainer, generation = self.trainer, self._generation
-        # An evaluation, or additional groups: a requested batch stays for the next training batch.
+        # In an evaluation, and for additional groups, the requested batch is kept for the next training batch.
         if not trainer.model.training or trainer._step == self._taken_at:
             if self.requested is not None:
                 self.requested.wait()
@@ -137,7 +137,7 @@ class RolloutQueue:
             )
 
     def next_prompts(self) -> list[list[int]]:
-        """Return the prompts of the next batch, each once; none if training ends with this batch."""
+        """Return the prompts of the next batch, each once; an empty list if training ends with this batch."""
         trainer, args = self.trainer, self.trainer.args
         batches = self.sampler.num_samples // self.sampler.batch_size  # per epoch
         # Training steps, not optimizer steps.
@@ -161,7 +161,7 @@ class RolloutQueue:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         batch = state["asked"]
-        # The object itself, if this is the state of a moment and not of a checkpoint.
+        # A snapshot of a step contains the object itself, a checkpoint its state.
         self.requested = PrefetchedRollout.from_state_dict(batch) if isinstance(batch, dict) else batch
 
 

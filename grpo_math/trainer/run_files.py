@@ -36,7 +36,7 @@ FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
 
 
 class RunWriter(History):
-    """The writer of a run directory: its settings, history and weights, and the mark of its end.
+    """The writer of a run directory: settings, history, weights, and finished.json at the end.
 
     Each file is written by the main process; weights by all processes together.
     """
@@ -54,7 +54,7 @@ class RunWriter(History):
         """Save the weights that are trained. All ranks call this: under ZeRO-3 and FSDP each has a part of them."""
         with checkpoints.sealed(target, self.trainer.accelerator):
             self.trainer.save_model(str(target))
-            # peft writes a form that nobody has filled in, and names the base by its folder in a cache.
+            # peft's model card is an empty form, and names the base by its folder in a cache.
             (target / "README.md").unlink(missing_ok=True)
 
     def write_finished(self, **more: Any) -> None:
@@ -85,10 +85,10 @@ class RunFiles(RunWriter):
         if state.global_step == 0 and not self.is_first:
             self.earlier_steps = self.last_step()
         elif state.global_step == 0 and (config.exists() or finished.exists()):
-            # A new run in a used folder: the report must not mix the two.
+            # A new run in a used folder: the report must not mix the two runs.
             self.archive(earlier.run_files(self.run_dir))
         super().on_train_begin(args, state, control, **kwargs)
-        # The results of a complete run are those of its weights.
+        # finished.json and after.json belong to the last weights, which change now.
         if state.global_step < state.max_steps:
             finished.unlink(missing_ok=True)
             self.written.discard(self.run_dir / "after.json")
@@ -99,7 +99,7 @@ class RunFiles(RunWriter):
             self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.
         (self.run_dir / "completions").mkdir(exist_ok=True)
-        self.write_settings(recipe_settings(self.trainer), ["python", *sys.argv])
+        self.write_settings(settings_as_recipe(self.trainer), ["python", *sys.argv])
 
     def append(self, step: int, values: dict[str, Any]) -> None:
         # Until training begins, the history may be that of an earlier run.
@@ -130,7 +130,7 @@ def writes_run_files(trainer: "GRPOTrainer") -> bool:
 
 
 @contextmanager
-def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
+def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
     """Keep the files of a run out of what transformers pushes to the Hub inside this context.
 
     A script asks to publish its model. `grpo-math push` publishes a run.
@@ -138,7 +138,7 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     if not writes_run_files(trainer):
         yield
         return
-    # transformers 5.17 has the function alone.
+    # transformers 5.17 has only the function, and no `hf_api`.
     is_function = hasattr(transformers.trainer, "upload_folder")
     hub: Any = transformers.trainer if is_function else copy(transformers.trainer.hf_api())
     upload = hub.upload_folder
@@ -146,17 +146,17 @@ def unpublished(trainer: "GRPOTrainer") -> Iterator[None]:
     def upload_folder(*args: Any, ignore_patterns: Any = (), **settings: Any) -> Any:
         run_dir = Path(str(trainer.args.output_dir))
         # A pattern that ends with a slash is a folder.
-        ours = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.run_files(run_dir)]
-        # TRL writes the table too, if it is asked for.
-        ours = [name for name in ours if not (trainer.log_completions and name.startswith("completions/"))]
+        run_files = [f"{path.relative_to(run_dir)}{'/' * path.is_dir()}" for path in earlier.run_files(run_dir)]
+        # With log_completions TRL writes the table, too: then the script publishes it.
+        run_files = [name for name in run_files if not (trainer.log_completions and name.startswith("completions/"))]
         hidden = [".*.unfinished", lock.NAME, f"{earlier.EARLIER}/"]
-        return upload(*args, ignore_patterns=[*ignore_patterns, *ours, *hidden], **settings)
+        return upload(*args, ignore_patterns=[*ignore_patterns, *run_files, *hidden], **settings)
 
     with replaced(hub, upload_folder=upload_folder), replaced(transformers.trainer, hf_api=lambda: hub):
         yield
 
 
-def recipe_settings(trainer: Any) -> dict[str, Any]:
+def settings_as_recipe(trainer: Any) -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     from grpo_math.trainer.config import MathGRPOConfig
 

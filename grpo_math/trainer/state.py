@@ -1,7 +1,7 @@
 """The state of a rank between two optimizer steps, beyond what transformers saves: ``state_RANK.pt``.
 
 It contains the rollout that is being trained on, the position in it, the metrics of the next log line, and the state of
-each object that has one. A killed run that is started again then ends with the weights, history and completions of a
+the trainer's parts. A killed run that is started again then ends with the weights, history and completions of a
 run that was not killed: bitwise on a CPU in float32.
 
 transformers saves the weights. reference.py saves the reference of the KL term.
@@ -39,7 +39,7 @@ ATTRIBUTES = (
 )
 
 # Version 0.2 saved the values of these settings, without names.
-SHAPES_OF_0_2 = (
+BATCH_SETTINGS_OF_0_2 = (
     *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
     *("num_generations", "beta", "loss_type", "world_size", "entropy_coef", "use_adaptive_entropy"),
     *("top_entropy_quantile", "router_aux_loss_coef", "surrogate"),
@@ -68,7 +68,7 @@ class TrainerAttributes(Stateful):
             "batch_settings": self._batch_settings(),
             "evaluates": trainer.control.should_evaluate,
             "metrics": {name: list(values) for name, values in trainer._metrics["train"].items()},
-            "table": table.columns_of(trainer._logs),
+            "table": table.copied_columns(trainer._logs),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -78,7 +78,7 @@ class TrainerAttributes(Stateful):
         # transformers divides the sum of all losses, which is restored, by the steps since this one.
         trainer._initial_global_step = 0
         now, saved = self._batch_settings(), state["batch_settings"]
-        saved = saved if isinstance(saved, dict) else dict(zip(SHAPES_OF_0_2, saved, strict=False))
+        saved = saved if isinstance(saved, dict) else dict(zip(BATCH_SETTINGS_OF_0_2, saved, strict=False))
         fits = all(now.get(name) == value for name, value in saved.items())
         trainer._buffered_inputs = (state["rollout"] or None) if fits else None
         trainer.control.should_evaluate = state["evaluates"]
@@ -94,7 +94,7 @@ class TrainerAttributes(Stateful):
 class RunState:
     """The state of a rank, collected from the objects that own it; and the snapshot of the last complete step.
 
-    ``flat``: objects whose entries have no name of their own in a checkpoint. ``named``: those with a name there.
+    ``flat``: objects whose entries are at the top level of a checkpoint. ``named``: objects that have an entry there.
     """
 
     def __init__(self, trainer: "TrlTrainer", flat: list[Any], named: Mapping[str, Stateful]) -> None:
@@ -119,7 +119,7 @@ class RunState:
             owner.load_state_dict(state.get(name, {}))
 
     def agree_on_saved(self, writes_table: bool) -> dict[str, Any]:
-        """Return the state for a checkpoint. Every process waits for completions that servers are still sampling."""
+        """Return the state for a checkpoint. All ranks wait for completions that servers are still sampling."""
         # Checkpoints are read with ``weights_only=True``, which accepts only plain types and tensors.
         saved = self.state_dict()
         # Only the main process writes the table.
@@ -131,7 +131,7 @@ class RunState:
         return saved
 
     def take_snapshot(self) -> None:
-        """Remember the step that has just been completed: what `_put_back` needs. Nothing is converted here."""
+        """Keep the state of the step that was just completed, for `_restore_last_step`. Nothing is converted here."""
         self.last_step = {
             **self.state_dict(),
             "step": self.trainer.state.global_step,
@@ -144,11 +144,11 @@ class RunState:
 
     def take_missing_snapshot(self) -> None:
         """Remember the completed step, unless it has a snapshot or a checkpoint."""
-        # Never a second one: the next step may be under way.
+        # Never a second snapshot of a step: the next step may be under way.
         if self.trainer.state.global_step not in (self.saved_step, self.last_step and self.last_step["step"]):
             self.take_snapshot()
 
-    def _put_back(self) -> bool:
+    def _restore_last_step(self) -> bool:
         """Return to the last complete step, if it has a snapshot and no checkpoint."""
         state, last = self.trainer.state, self.last_step
         # Without a snapshot of this step, the state belongs to another step than the weights.
@@ -164,24 +164,24 @@ class RunState:
             torch.cuda.set_rng_state(last["cuda"])
         return True
 
-    def agree_to_save_last_step(self, of_recipe: bool) -> str:
+    def agree_to_save_last_step(self, is_recipe_run: bool) -> str:
         """Save the checkpoint that the last complete step would have given. Return the end of an error's line."""
         trainer = self.trainer
         # A script that saves nothing gets no checkpoint of the step before a failed one. A step whose evaluation has
         # failed is complete.
-        saves = of_recipe or trainer.args.save_strategy != "no" or trainer.control.should_evaluate
-        if saves and self._put_back():
+        saves = is_recipe_run or trainer.args.save_strategy != "no" or trainer.control.should_evaluate
+        if saves and self._restore_last_step():
             trainer._save_checkpoint(trainer.model, trial=None)
         # torch's agent ends all processes when the first one exits.
         trainer.accelerator.wait_for_everyone()
         name = f"checkpoint-{trainer.state.global_step}"
         if name not in [path.name for _, path in checkpoints(Path(str(trainer.args.output_dir)))]:
             return ""
-        return f" ({name} is saved: {how_to_continue(of_recipe)} continues from it)"
+        return f" ({name} is saved: {how_to_continue(is_recipe_run)} continues from it)"
 
 
-def how_to_continue(of_recipe: bool) -> str:
-    return "the same command" if of_recipe else "train(resume_from_checkpoint=True)"
+def how_to_continue(is_recipe_run: bool) -> str:
+    return "the same command" if is_recipe_run else "train(resume_from_checkpoint=True)"
 
 
 class RestoreState(TrainerCallback):
@@ -197,16 +197,17 @@ class RestoreState(TrainerCallback):
 
 
 def agree_on_state(checkpoint: Path, rank: int, device: Any) -> dict[str, Any] | None:
-    """Read a `rank_state` from a checkpoint; None if a rank has none.
+    """Return the state of this rank in a checkpoint; None if any rank has no state there.
 
-    All ranks call this together, and agree: a rank without a rollout would sample while the others train.
+    All ranks call this, and agree: a rank without a rollout would sample while the others train.
     """
     # `torch.load` does not support ``cpu:0``, the name of the device under DeepSpeed.
-    at = torch.device("cpu") if device.type == "cpu" else device
-    of_rank, first = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
-    path = next((path for path in (of_rank, first) if path.exists()), None)
-    state = torch.load(path, map_location=at, weights_only=True) if path else None
-    # Fewer processes wrote the checkpoint. Between two rollouts rank 0 has what any rank needs.
-    if path != of_rank and state and state["rollout"] is not None:
+    map_location = torch.device("cpu") if device.type == "cpu" else device
+    own_path, first_path = checkpoint / STATE.format(rank), checkpoint / STATE.format(0)
+    path = next((path for path in (own_path, first_path) if path.exists()), None)
+    state = torch.load(path, map_location=map_location, weights_only=True) if path else None
+    # Without a file of this rank, fewer processes wrote the checkpoint. Between two rollouts the state of rank 0 is
+    # enough.
+    if path != own_path and state and state["rollout"] is not None:
         state = None
     return state if agree_on_all(state is not None) else None

@@ -43,7 +43,7 @@ def completion_columns(
     """Return columns with an entry for each completion.
 
     ``groups`` are the numbers of the completions' groups. ``rewards`` (B,) are weighted sums, NaN if no function gave a
-    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True for those that the limit ended. Unknown
+    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True if the limit ended a completion. Unknown
     values are None, so that columns have the same length.
 
     >>> from grpo_math.grading import Verdict
@@ -108,18 +108,18 @@ def storable(values: Iterable[Any]) -> list[Any]:
 def json_text(value: Any) -> str:
     """Return a value as JSON. A value that JSON cannot represent becomes a text."""
     try:
-        return json.dumps(value, default=plain)
+        return json.dumps(value, default=to_python)
     except Exception:
         # `str` could fail, too.
         return json.dumps(reprlib.repr(value))
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return a number of numpy or torch, which a reward function may have logged, as Python's; other values as text."""
     return value.item() if getattr(value, "size", None) == 1 or getattr(value, "ndim", None) == 0 else str(value)
 
 
-def columns_of(logs: Mapping[str, Any]) -> dict[str, Any]:
+def copied_columns(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the columns of TRL's table."""
     parts = {part: {name: list(values) for name, values in logs[part].items()} for part in PARTS}
     return {**{name: list(logs[name]) for name in LISTS}, **parts}
@@ -128,11 +128,11 @@ def columns_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 def as_json(columns: Mapping[str, Any]) -> str:
     """Return columns for a checkpoint. A column of a script may contain what JSON cannot represent."""
     parts = {part: {name: storable(values) for name, values in columns[part].items()} for part in PARTS}
-    return json.dumps({**columns, **parts}, default=plain)
+    return json.dumps({**columns, **parts}, default=to_python)
 
 
 def restore(logs: Any, saved: Mapping[str, Any] | str | None) -> None:
-    """Put columns back into TRL's table: those of `columns_of`, or the JSON of a checkpoint."""
+    """Put columns back into TRL's table: those of `copied_columns`, or the JSON of a checkpoint."""
     if not saved:
         return
     columns = json.loads(saved) if isinstance(saved, str) else saved
@@ -146,7 +146,7 @@ def restore(logs: Any, saved: Mapping[str, Any] | str | None) -> None:
 
 
 def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return TRL's table with columns that Parquet can hold, without those that lack rows."""
+    """Return TRL's table with columns that Parquet can hold, without columns that lack rows."""
     from trl.trainer.utils import strip_images_from_messages
 
     extra = {name: storable(values) for name, values in logs["extra"].items() if len(values) == len(logs["prompt"])}
@@ -158,7 +158,7 @@ def storable_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
     """Let TRL's `log` write its table from columns that Parquet can hold, and send it to these ``trackers``.
 
-    An error of the table ends no run.
+    An error in the table does not end the run.
     """
     handler, logs, args = trainer.callback_handler, trainer._logs, trainer.args
     call_callbacks = handler.on_log
@@ -175,7 +175,7 @@ def storable_table(trainer: "GRPOTrainer", trackers: Any) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            # An error of a callback is the script's.
+            # The table was not written yet, so this is an error of a script's callback.
             if trainer._logs is logs:
                 raise
             # A file that was cut cannot be read by the report.

@@ -1,6 +1,7 @@
-"""A reference of another name (``reference_model``): a teacher, whose log-probs the KL term or the advantages read.
+"""A teacher (``reference_model``): another model as the reference of the KL term or of the advantages.
 
-A teacher in this process is scored by TRL, as any reference. A teacher on a vLLM server is asked by the main process.
+TRL scores a teacher in this process, as any reference. The main process requests the log-probs of a teacher on a vLLM
+server.
 """
 
 from typing import Any
@@ -56,7 +57,7 @@ def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any
             ),
         }
     name = str(settings.reference_model)
-    # A family may not have the policy's attention.
+    # The teacher's family may not support the policy's attention implementation.
     with loading(name, "weights", "reference_model"):
         model = create_model_from_path(
             model_path(name), attn_implementation=policy.config._attn_implementation, **options

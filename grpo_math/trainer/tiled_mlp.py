@@ -5,10 +5,10 @@ activation, their product, and the gradients of these, each (tokens, intermediat
 so a tile of tokens gives the same result alone. Only the input of the MLP is saved. In the backward pass each tile is
 recomputed by itself, and its tensors are freed before the next tile needs theirs.
 
-DeepSpeed's `TiledMLP` does the same, but computes an MLP three times under checkpointing, adds to ``.grad`` behind
-autograd's back, and so cannot serve DDP's hooks or `torch.autograd.grad` (`longest.py`). Here no product is computed
-more often than checkpointing does: the recomputation of a layer ends with the last tensor that the layer saves, which
-is now the input of the MLP.
+DeepSpeed's `TiledMLP` does the same, but computes an MLP three times under checkpointing. It adds to ``.grad`` outside
+of autograd, and so does not work with DDP's hooks or `torch.autograd.grad` (`largest_batch.py`). Here no product is
+computed more often than checkpointing does: the recomputation of a layer ends with the last tensor that the layer
+saves, which is now the input of the MLP.
 
 Does not work with ``use_reentrant``, which recomputes a layer to its end, or with parameters that are split among
 processes.
@@ -36,7 +36,7 @@ NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "
 
 
 def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
-    """Call `set_up` if the training arguments allow it. Return how many layers have a tiled MLP."""
+    """Call `tile_layers` if the training arguments allow it. Return how many layers have a tiled MLP."""
     # Without checkpointing, each tile would keep its tensors until the backward pass.
     if not args.gradient_checkpointing:
         return 0
@@ -46,21 +46,21 @@ def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
         f"{split_by(accelerator)}, which splits the weights": split_by(accelerator),
     }
     reason = next((reason for reason, applies in hindrances.items() if applies), None)
-    tiled = 0 if reason else set_up(models)
+    tiled = 0 if reason else tile_layers(models)
     if not tiled:
         switched_off("tiled MLP", reason or "no layer of the model ends with gate, up and down projections")
     return tiled
 
 
-def set_up(models: list[Any]) -> int:
+def tile_layers(models: list[Any]) -> int:
     """Tile the MLPs of these models, and return their number."""
-    layers = [layer for model in models for layer in model.modules() if serves(layer)]
+    layers = [layer for model in models for layer in model.modules() if can_tile(layer)]
     for layer in layers:
         TiledMLP(layer)
     return len(layers)
 
 
-def serves(layer: Any) -> bool:
+def can_tile(layer: Any) -> bool:
     """Return True for a decoder layer that ends with an MLP of gate, up and down projections only."""
     mlp = getattr(layer, "mlp", None)
     if not isinstance(mlp, torch.nn.Module) or not hasattr(layer, "gradient_checkpointing"):

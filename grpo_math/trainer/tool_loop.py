@@ -1,8 +1,8 @@
 """Tools in training: the trainer's tools become a `Conversation`, and `ToolLoop` replaces TRL's loop over turns.
 
-If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most. TRL's
-slice of a server's answers, ``process_index * len(prompts)``, is wrong otherwise. Ranks with fewer rows repeat one of
-their prompts, and its answers are dropped.
+If ranks generate together (vLLM, split weights), every rank has as many rows in a turn as the rank with the most,
+because TRL's slice of a server's answers begins at ``process_index * len(prompts)``. Ranks with fewer rows repeat one
+of their prompts, and its answers are dropped.
 
 With images or an ``environment_factory``, TRL's own loop runs, on one process.
 """
@@ -18,7 +18,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.models import context_length, load_tokenizer
-from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, play
+from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, run_tool_loop
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
 from grpo_math.run.weights import split_by
@@ -35,7 +35,7 @@ def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory
         raise ConfigError(
             "environment_factory",
             factory,
-            "is trained in by one process, or without vLLM: TRL mixes up the turns of several processes",
+            "needs one process, or no vLLM: TRL mixes up the turns of several processes",
             "train on one GPU",
         )
     if factory or not tools:
@@ -79,16 +79,16 @@ class ToolLoop:
             for row, messages in zip(_completions(completion_ids, logprobs), completions, strict=True)
         ]
 
-        def generate(asked: list[list[int]], widest: int) -> Any:
+        def generate(prompts: list[list[int]], widest: int) -> Any:
             # Ranks that generate together need equally many prompts. The answers to the added ones are dropped by
-            # `play`.
-            filled = asked + [prompt_ids[0]] * (widest - len(asked))
+            # `run_tool_loop`.
+            padded = prompts + [prompt_ids[0]] * (widest - len(prompts))
             # TRL sends each ``num_generations``-th prompt to a server. After the first turn the prompts of a group
             # differ.
-            return _completions(*generate_turn(filled, None, {}, num_generations=1))
+            return _completions(*generate_turn(padded, None, {}, num_generations=1))
 
         limits = Limits(length, self.context, turns, self._agree_on_widest)
-        rows = self.rows = play(self.conversation, prompt_ids, first, functions, generate, limits)
+        rows = self.rows = run_tool_loop(self.conversation, prompt_ids, first, functions, generate, limits)
         return (
             [row.mask for row in rows],
             [row.messages for row in rows],
@@ -99,8 +99,8 @@ class ToolLoop:
             [[] for _ in rows],
         )
 
-    def _agree_on_widest(self, open_: int) -> int:
-        return agree_on_largest(open_) if self.waits else open_
+    def _agree_on_widest(self, open_rows: int) -> int:
+        return agree_on_largest(open_rows) if self.waits else open_rows
 
     def gather_metrics(self, completions: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of all ranks' tool calls: timeouts, and results that the call contained already."""

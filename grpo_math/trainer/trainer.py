@@ -43,7 +43,7 @@ from grpo_math.algorithm.reference import refuse_lost_reference
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
-from grpo_math.generation.models import model_path, whole_path
+from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.replaced import replaced
@@ -58,7 +58,7 @@ from grpo_math.system.machine import use_physical_cores
 from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
-from grpo_math.trainer.run_files import RunFiles, unpublished, writes_run_files
+from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_files
 from grpo_math.trainer.teacher import check_teacher, load_teacher
 from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
@@ -79,7 +79,7 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
-    # All parts that this class adds. TRL's tests call methods of a trainer without `__init__`.
+    # None until `__init__` has returned. TRL's tests call methods of a trainer without `__init__`.
     grpo_math: Parts = cast(Parts, None)
 
     def __init__(
@@ -99,11 +99,11 @@ class MathGRPOTrainer(GRPOTrainer):
         rollout_func: Any = None,
         environment_factory: Any = None,
     ) -> None:
-        """Take TRL's arguments. Long because each of them is named twice, for `help` and for TRL."""
+        """Take TRL's arguments. Long because each of them is named twice, for `help` and for TRL's constructor."""
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
-        model = whole_path(model_path(model)) if isinstance(model, str) else model
+        model = absolute_path(model_path(model)) if isinstance(model, str) else model
         settings = as_math_config(args)
         speed_ups.forget()
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
@@ -113,9 +113,9 @@ class MathGRPOTrainer(GRPOTrainer):
         teacher = settings.reference_model
         served: Any = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
-        without = replaced(args, beta=0.0) if teacher else nullcontext()
+        without_reference = replaced(args, beta=0.0) if teacher else nullcontext()
         bars = transformers_bars(int(PartialState().is_main_process))
-        with adapter_sync(settings.vllm_sync, settings), bars, without:
+        with adapter_sync(settings.vllm_sync, settings), bars, without_reference:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -137,7 +137,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self._has_async_funcs:
             # The tools, the rewards, and the checks of rewards before the run may share a client.
             self.async_loop = event_loop()
-        gradients.keep_gradients_of_4_bit(self.model)
+        gradients.keep_4bit_gradients(self.model)
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
@@ -171,18 +171,18 @@ class MathGRPOTrainer(GRPOTrainer):
             with warnings.catch_warnings():
                 # In each step transformers warns about names that TRL uses.
                 warnings.filterwarnings("ignore", ".*gradient_checkpointing", FutureWarning)
-                # transformers' default, which torch ignores on a CPU.
+                # torch warns that it ignores transformers' default on a CPU.
                 warnings.filterwarnings("ignore", ".*pin_memory.* no accelerator", UserWarning)
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
-            saved = parts.run.agree_to_save_last_step(parts.of_recipe)
+            saved = parts.run.agree_to_save_last_step(parts.is_recipe_run)
             raise type(error)(f"{error}{saved}") from error.__cause__
         except UserError:
             raise
         except Exception as error:
-            # Without the chain, which is a page about torch or tokenizers.
-            if reported := failure(error, run_dir, state.how_to_continue(parts.of_recipe)):
+            # Without the chained exception, whose traceback is a page about torch or tokenizers.
+            if reported := failure(error, run_dir, state.how_to_continue(parts.is_recipe_run)):
                 raise reported from None
             raise
         finally:
@@ -198,7 +198,7 @@ class MathGRPOTrainer(GRPOTrainer):
         return sampler
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        """Call transformers', and remember the options of the optimizer before a checkpoint replaces them."""
+        """Call transformers' method, and remember the optimizer's options before a checkpoint replaces them."""
         scheduler = super().create_scheduler(*args, **kwargs)
         self.grpo_math.optimizer_options = loading.optimizer_options(self.optimizer)
         return scheduler
@@ -239,7 +239,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Call transformers', which would train a step beyond ``max_steps`` after a checkpoint of the last step."""
+        """Call transformers' method, which would train a step beyond ``max_steps`` after the last step's checkpoint."""
         # Without the rows of the checkpoint TRL samples at once. It selects rows by ``_step``, which must agree with
         # the data loader.
         if state.in_rollout(self) and self._buffered_inputs is None:
@@ -276,13 +276,13 @@ class MathGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         # ``pack_updates: false`` computes as TRL does, in generation, too.
         parts = self.grpo_math
-        shares = parts.updates.scorer and not self.use_vllm
-        if not shares and parts.settings.pack_updates and not self.use_vllm:
+        shares_prefill = parts.updates.scorer and not self.use_vllm
+        if not shares_prefill and parts.settings.pack_updates and not self.use_vllm:
             switched_off("shared prefill", "the model is not packed")
         with (
             parts.meter.phase(metrics.SECONDS_GENERATE),
             nullcontext() if self.use_vllm else release_cached_memory(),
-            lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares else nullcontext(),
+            lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares_prefill else nullcontext(),
         ):
             return super()._generate_single_turn(*args, **kwargs)
 
@@ -333,7 +333,7 @@ class MathGRPOTrainer(GRPOTrainer):
         # With an infinite loss, or a scale that does not enlarge the gradients, the scale is not the reason for a
         # gradient that is not finite.
         may_overflow = scale is not None and scale > 1 and abs(parts.updates.result.policy_loss) < math.inf
-        skipped = parts.nonfinite.seen(norm, may_overflow)
+        skipped = parts.nonfinite.count(norm, may_overflow)
         parts.meter.add({metrics.SKIPPED: float(skipped and not may_overflow)})
         if scale is not None:
             parts.meter.add({metrics.LOSS_SCALE: scale, metrics.OVERFLOWED: skipped and may_overflow})
@@ -342,7 +342,7 @@ class MathGRPOTrainer(GRPOTrainer):
             model.zero_grad()
         if error := parts.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
-            parts.run.agree_to_save_last_step(parts.of_recipe)
+            parts.run.agree_to_save_last_step(parts.is_recipe_run)
             raise error
         return norm
 
@@ -358,8 +358,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.model.training and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.grpo_math.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
         metrics.prefer_scripts(self._metrics["train" if self.model.training else "eval"])
-        # The run directory of a script has TRL's file of completions, too. Trackers get the table only if it is asked
-        # for with ``log_completions``.
+        # The run directory of a script has TRL's file of completions, too. Trackers get the table only with
+        # ``log_completions``.
         file_only = writes_run_files(self) and metrics.LOSS in logs and not self.log_completions
         # TRL would print a table without rows, too.
         writes = (self.log_completions or file_only) and bool(self._logs["prompt"])
@@ -373,7 +373,7 @@ class MathGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Call TRL's, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
+        """Call TRL's method, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
         self.grpo_math.run.take_missing_snapshot()
         if self.grpo_math.evaluate_heldout is not None and eval_dataset is None:
@@ -397,12 +397,12 @@ class MathGRPOTrainer(GRPOTrainer):
     # A checkpoint
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Call transformers'. Delete earlier checkpoints, and push this one, only when this one is complete."""
+        """Call transformers' method. Delete earlier checkpoints, and push this one, only when this one is complete."""
         run_dir, step, args = Path(self._get_output_dir(trial=trial)), self.state.global_step, self.args
         folder = run_dir / f"checkpoint-{step}"
         with checkpoints.sealed(folder, self.accelerator), replaced(args, save_total_limit=None, push_to_hub=False):
             super()._save_checkpoint(model, trial)
-            # Before the checkpoint is complete: a run that is killed between the two writes both again.
+            # Written before the checkpoint is complete: a run that is killed in between writes both again.
             if self.accelerator.is_main_process and self.state.best_model_checkpoint is not None:
                 best = {
                     "step": self.state.best_global_step,
@@ -417,7 +417,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if args.should_save:
             # By step: a clock that was set back would make this checkpoint the oldest. In the folder of a script, the
             # checkpoints of an earlier run may have later steps.
-            by_time = not self.grpo_math.of_recipe
+            by_time = not self.grpo_math.is_recipe_run
             rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, by_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -438,7 +438,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
             # The run directory of a recipe contains its settings as text. A script may read the pickle.
-            if self.grpo_math.of_recipe:
+            if self.grpo_math.is_recipe_run:
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             if self.grpo_math.reference is not None:
                 self.grpo_math.reference.remove_adapter(folder)
@@ -453,9 +453,9 @@ class MathGRPOTrainer(GRPOTrainer):
             self._last_loaded_step = -1  # vLLM has the weights of the last step
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        with unpublished(self):
+        with without_run_files(self):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with pickled_without_tokens(self.args), unpublished(self):
+        with pickled_without_tokens(self.args), without_run_files(self):
             super()._push_from_checkpoint(checkpoint_folder)

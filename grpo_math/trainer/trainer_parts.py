@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a trainer, made when TRL's constructor has returned.
 
-    ``conversation``: of the tools, if our loop over turns runs. ``trl_scoring`` returns TRL's method of scoring.
+    ``conversation``: None if TRL's loop over turns runs, if any. ``trl_scoring`` returns TRL's method of scoring.
     """
 
-    # Set by the program of a recipe: the same command resumes the run; each step whose evaluation is the best so far is
-    # saved; and the held-out sets are evaluated by this function, which returns their metrics.
-    of_recipe = False
+    # A recipe sets these. is_recipe_run: the same command resumes the run. keep_best: each step whose evaluation is the
+    # best so far is saved. evaluate_heldout: evaluates the held-out sets, and returns their metrics.
+    is_recipe_run = False
     keep_best = False
     evaluate_heldout: Callable[[], dict[str, float]] | None = None
 

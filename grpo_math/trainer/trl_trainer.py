@@ -1,6 +1,6 @@
 """The type of TRL's trainer after its constructor, for annotations only.
 
-TRL annotates attributes as None that are never None then, and its arguments as transformers' ones.
+TRL annotates attributes as optional that are set by then, and its arguments as those of transformers.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -34,12 +34,12 @@ from grpo_math.packing.micro_batches import (
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.settings.rules import steps_in_backward
-from grpo_math.trainer import gradients, longest, tiled_mlp
+from grpo_math.trainer import gradients, largest_batch, tiled_mlp
 from grpo_math.trainer.loss_settings import (
     exceeds_trl_loss,
     loss_settings,
-    refuse_images_with_own_loss,
-    terms_of_trl_batches,
+    micro_batch_terms,
+    refuse_images_with_added_terms,
     update_entropy_coef,
 )
 from grpo_math.trainer.meter import StepMeter
@@ -84,11 +84,11 @@ class Updates:
                 ),
             },
         )
-        for term in terms_of_trl_batches(trainer) if packs else []:
+        for term in micro_batch_terms(trainer) if packs else []:
             switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
         self.tiled_layers = tiled_mlp.tile_as_configured(models, args, accelerator)
         if trainer._is_vlm:
-            refuse_images_with_own_loss(trainer, settings)
+            refuse_images_with_added_terms(trainer, settings)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
         # by dropping ``.grad``.
         single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
@@ -99,14 +99,14 @@ class Updates:
             if settings.activation_offloading
             else nullcontext()
         )
-        self.dry_run_due = longest.dry_run_enabled(settings, accelerator)
+        self.dry_run_due = largest_batch.dry_run_enabled(settings, accelerator)
         self.reset()
 
     def reset(self) -> None:
         """Forget an optimizer step that was interrupted."""
         self.step: OptimizerStep | None = None
         self.result = StepResult({})
-        # The training steps that are planned together, and the one that is computed; none of TRL's own.
+        # The training steps that are planned together, and the current one. Empty and None with TRL's rows.
         self.window: list[TrainingStep] = []
         self.current: TrainingStep | None = None
 
@@ -122,7 +122,7 @@ class Updates:
 
     @property
     def _keeps_trl_batches(self) -> bool:
-        return self.scorer is None or self._keeps_trl_rows or bool(terms_of_trl_batches(self.trainer))
+        return self.scorer is None or self._keeps_trl_rows or bool(micro_batch_terms(self.trainer))
 
     def agree_to_pack(self) -> None:
         """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
@@ -131,7 +131,7 @@ class Updates:
         if self.scorer and not self.scorer.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
             self.scorer = None
 
-    # An optimizer step, in the order in which TRL calls these
+    # An optimizer step: methods in the order in which TRL calls them
 
     def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
         """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
@@ -144,7 +144,7 @@ class Updates:
         # Not in the constructor, because `train` prepares the model.
         if self.dry_run_due:
             self.dry_run_due = False
-            longest.dry_run(trainer, lambda *rows: self.loss_of(*rows).loss, self.budget, model, inputs)
+            largest_batch.dry_run(trainer, lambda *rows: self.loss_of(*rows).loss, self.budget, model, inputs)
             self.step = None
         failure: str | None = None
         started = time.perf_counter()
@@ -155,7 +155,7 @@ class Updates:
                     # TRL measures the last attempt alone.
                     trainer._current_train_step_time += time.perf_counter() - started
                     started = time.perf_counter()
-                # TRL's calls `_prepare_inputs` and `_compute_loss`.
+                # TRL's method calls `_prepare_inputs` and `_compute_loss`.
                 loss = trl_method(model, inputs, *others)
                 break
             except torch.OutOfMemoryError as error:
@@ -165,10 +165,10 @@ class Updates:
                 # As text, because the error's traceback keeps the activations alive.
                 failure = str(error)
             # The later training steps would not fit either.
-            self.budget.split([*self._begun().done, *self.window], self.planner, failure)
+            self.budget.split([*self._current_step().done, *self.window], self.planner, failure)
             inputs = self.current
         if self.current is not None:
-            self._begun().done.append(self.current)
+            self._current_step().done.append(self.current)
         # The optimizer's step follows: the next training step is the first of another optimizer step.
         if trainer.accelerator.sync_gradients:
             done = self.step
@@ -182,7 +182,7 @@ class Updates:
 
         All ranks call this.
         """
-        # Memory ran out: the same rows, in smaller micro-batches.
+        # Memory ran out: the same training step comes again, in smaller micro-batches.
         if isinstance(batch, TrainingStep):
             return batch
         trainer, args = self.trainer, self.trainer.args
@@ -204,7 +204,7 @@ class Updates:
         return self.current
 
     def _gather_window(self, trl_batches: list[Rows]) -> list[TrainingStep]:
-        """Return the planned training steps of TRL's rows of each of them. All ranks call this."""
+        """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
         if "micro_batches" in trl_batches[0]:
             return [TrainingStep.from_state_dict(state) for state in trl_batches]
         trainer = self.trainer
@@ -225,13 +225,13 @@ class Updates:
         All ranks call this.
         """
         if not isinstance(inputs, TrainingStep):
-            # TRL's loss, whole, unless it lacks a term.
+            # TRL's loss, unless it lacks a term.
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
                 return trl_method(model, inputs)
-            # In an evaluation, or a method of a script has to see the rows of an update.
+            # An evaluation, or an update whose rows a method of a script gets.
             rows = {name: value for name, value in inputs.items() if name != "group"}
             inputs = TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))])
-        step = self._begun()
+        step = self._current_step()
         step.metrics.skipped += inputs.skipped_rows
         step.metrics.skipped_tokens += inputs.skipped_tokens
         loss_of = partial(self._micro_batch_loss, step, model)
@@ -241,7 +241,7 @@ class Updates:
             self._reduce_result(step)
         return loss
 
-    def _begun(self) -> OptimizerStep:
+    def _current_step(self) -> OptimizerStep:
         """Return the optimizer step under way, or begin one. An evaluation has one for each batch."""
         trainer = self.trainer
         # An evaluation may come between the training steps of an optimizer step.
@@ -252,7 +252,7 @@ class Updates:
             return OptimizerStep(settings, Normalizers(1 / ranks))
         accumulation = trainer.current_gradient_accumulation_steps
         self.step = OptimizerStep(
-            settings, Normalizers.of_update(ranks, accumulation, trainer.args.steps_per_generation)
+            settings, Normalizers.for_optimizer_step(ranks, accumulation, trainer.args.steps_per_generation)
         )
         return self.step
 
@@ -264,7 +264,7 @@ class Updates:
 
     def loss_of(self, model: Any, rows: Rows) -> Loss:
         """Score rows, and return their loss in the optimizer step under way."""
-        trainer, step = self.trainer, self._begun()
+        trainer, step = self.trainer, self._current_step()
         # Pass `group` only if the rows have it: a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
         logps, entropies, aux_loss = trainer._get_per_token_logps_and_entropies(
@@ -318,7 +318,7 @@ class Updates:
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
         model.zero_grad(set_to_none=True)
-        step = self._begun()
+        step = self._current_step()
         step.metrics = LossMetrics()
         for done in step.done:
             self.trainer.accelerator.backward(self.trainer._compute_loss(model, done))

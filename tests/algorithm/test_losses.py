@@ -252,7 +252,7 @@ def updates_of(trainer):
 def loss_of_ours(trainer, inputs, logps, entropies):
     updates = updates_of(trainer)
     trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, entropies.mean())
-    loss, step = updates.loss_of(None, inputs), updates._begun()
+    loss, step = updates.loss_of(None, inputs), updates._current_step()
     for _ in range(step.normalizers.accumulation):
         step.metrics.add(loss, loss_mask(inputs), len(logps))
     updates._reduce_result(step)
@@ -309,7 +309,7 @@ def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
 def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_means_alone():
     chosen = {**DEFAULTS, "beta": 0.3, "loss_type": "dapo"}
     trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
-    settings, normalizers = loss_settings(trainer, OURS), updates_of(trainer)._begun().normalizers
+    settings, normalizers = loss_settings(trainer, OURS), updates_of(trainer)._current_step().normalizers
     whole, parts = LossMetrics(), LossMetrics(skipped_tokens=16)
     for step, indexes in ((whole, [[0, 1, 2, 3, 4]]), (parts, [[0, 3], [1, 2, 4]])):
         for index in indexes:

@@ -95,7 +95,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
         ({"backend": "vlm"}, "did you mean 'vllm'"),
         ({"backend": "vllm-server"}, "server=None does not go with backend=vllm-server: give --backend vllm-server"),
         ({"server": "http://127.0.0.1:1"}, "server='http://127.0.0.1:1' does not go with backend=hf"),
-        ({"adapter": "nowhere"}, "adapter='nowhere' holds no adapter_config.json"),
+        ({"adapter": "nowhere"}, "adapter='nowhere' has no adapter_config.json"),
         ({}, "model='no/model' has no "),
     ],
 )
@@ -164,7 +164,7 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
     monkeypatch.setattr(backends, "gather_object", lambda own: own)
     shared = rank // together
     model = backends.Model("any")
-    model.together = together
+    model.tensor_parallel = together
     assert model.gather_from_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
     assert model.gather_from_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
 

@@ -7,9 +7,9 @@ import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.paired import ResultsError, changed, compare, comparison, moved, read_results, terminal_table
 from grpo_math.evaluation.stats import paired_bootstrap
+from grpo_math.evaluation.summary import summary
 from grpo_math.grading import GRADER
 
 

@@ -13,9 +13,9 @@ from grpo_math import evaluate
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, results
-from grpo_math.evaluation.figures import summary
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.results import answers_file
+from grpo_math.evaluation.summary import summary
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.models import inference_dtype
 from grpo_math.generation.request import Request

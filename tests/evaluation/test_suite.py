@@ -6,7 +6,7 @@ import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run, suite
-from grpo_math.evaluation.figures import as_published
+from grpo_math.evaluation.summary import as_published
 from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.problems.prompts import as_template

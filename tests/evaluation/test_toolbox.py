@@ -58,12 +58,12 @@ def test_a_trainer_is_evaluated_with_its_tools_and_reads_the_same_prompts(small,
     tokenizer, tools = byte_tokenizer(), list(box.functions)
     trainer = make(MathGRPOTrainer, MathGRPOConfig, small, tokenizer, tmp_path, "accuracy", rows, tools=tools)
     results = evaluate(trainer, rows, max_new_tokens=240, progress=False)
-    assert results["tools"] == trainer_toolbox(trainer).stated == box.stated
-    assert box.stated["python"]["wall_seconds"] == box.functions[0]._limits.wall_seconds
+    assert results["tools"] == trainer_toolbox(trainer).settings == box.settings
+    assert box.settings["python"]["wall_seconds"] == box.functions[0]._limits.wall_seconds
     assert sum(row["calls"] for row in results["rows"]) > 0
     ids = token_ids(tokenizer, [row["prompt"] for row in rows], trainer.grpo_math.tools.conversation)
     assert trainer._tokenize_prompts(list(trainer.train_dataset["prompt"]))[0] == ids
-    trainer.grpo_math.tools.conversation.most = 3
+    trainer.grpo_math.tools.conversation.max_rounds = 3
     assert trainer_toolbox(trainer).rounds == 3
     trainer.grpo_math.tools = None
     for argument, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):

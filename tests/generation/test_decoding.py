@@ -83,7 +83,7 @@ SETTINGS = {
     "tokens that must not come": {"suppress_tokens": list(range(30))},
     "an end forced at the limit": {"forced_eos_token_id": 2},
     "several completions of a row": {"num_return_sequences": 2},
-    "more tokens than the cache has room for": {"max_new_tokens": cache.ROOM + 20, "eos_token_id": [3, 4]},
+    "more tokens than the cache has room for": {"max_new_tokens": cache.SPARE_COLUMNS + 20, "eos_token_id": [3, 4]},
     "all of it": {"top_k": 50, "top_p": 0.95, "min_p": 0.01, "min_new_tokens": 3},
 }
 
@@ -241,7 +241,7 @@ def test_an_argument_of_a_newer_transformers_is_named_with_the_version(model, gr
 def test_a_shared_prefix_that_a_state_excludes_is_named_and_a_short_one_is_not(grouped, monkeypatch, caplog):
     stateful = small_model("lfm2", **FAMILIES["lfm2"])
     for saved, lines in ((10**6, 0), (1, 1)):
-        monkeypatch.setattr(cache, "SAVED", saved)
+        monkeypatch.setattr(cache, "MIN_SAVED_TOKENS", saved)
         speed_ups.forget()
         both(stateful, grouped(["same words, then A", "same words, then B"]), **SAMPLED)
         assert caplog.text.count("Switched off: shared prefix: ") == lines

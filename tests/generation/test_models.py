@@ -190,7 +190,7 @@ def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how
     # A run that names its model by a path is evaluated and exported from any folder.
     monkeypatch.chdir(tmp_path)
     Path("tiny").mkdir()
-    assert models.whole_path("./tiny") == str(tmp_path / "tiny")
+    assert models.absolute_path("./tiny") == str(tmp_path / "tiny")
     with pytest.raises(ConfigError, match="model_name_or_path=None is missing"):
         models.model_path(None)
     monkeypatch.setattr(embedded, "WHEEL", "./no-such-wheel.whl")

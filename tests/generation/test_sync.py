@@ -47,7 +47,7 @@ def process(smollm, tmp_path_factory):
 def test_two_deepspeed_processes_train_through_a_server_that_is_killed(process, smollm, tmp_path):
     """One rollout ahead, so that two adapters are in use."""
     start = accelerate("zero2_offload", tmp_path, "--num_processes", "2")
-    killed, log = descendants(process.kept.process.pid)[0].pid, tmp_path / "run.log"
+    killed, log = descendants(process.supervised.process.pid)[0].pid, tmp_path / "run.log"
     with log.open("wb") as file:
         program = str(ROOT / "tests/processes/train_with_vllm.py")
         command = [*start, program, smollm, str(tmp_path), process.url, str(killed)]
@@ -122,7 +122,7 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, s
     shown = [
         json.dumps(Server(url).settings()),
         process.log.read_text(),
-        *(str(started.cmdline()) for started in descendants(process.kept.process.pid)),
+        *(str(started.cmdline()) for started in descendants(process.supervised.process.pid)),
     ]
     assert secret not in "".join(shown)
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)

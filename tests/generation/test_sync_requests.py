@@ -117,7 +117,7 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
 
 def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):
     # Some have not been sent when the first one fails.
-    monkeypatch.setattr("grpo_math.generation.completions.AT_ONCE", 2)
+    monkeypatch.setattr("grpo_math.generation.completions.MAX_REQUESTS", 2)
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
@@ -176,7 +176,7 @@ def test_the_canary_waits_for_a_server_that_restarts(server, policy, tmp_path):
     server.served = lambda path, body: failures.pop() if failures and path == "/server_info" else served(path, body)
     for _ in range(2):  # rollouts that differ
         generation.watch(1.0)
-    assert (failures, generation.losses) == ([], 1)
+    assert (failures, generation.lost_requests) == ([], 1)
 
 
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):

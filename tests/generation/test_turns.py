@@ -13,7 +13,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import chat
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import token_ids
-from grpo_math.generation.turns import Conversation, Limits, last_calls, play
+from grpo_math.generation.turns import Conversation, Limits, last_calls, run_tool_loop
 from grpo_math.problems.prompts import as_template
 from grpo_math.tools import Answer
 
@@ -100,7 +100,7 @@ class Play:
         prompts, functions = [self.prompt] * len(firsts), [{"python": python}] * len(firsts)
         messages = [conversation.message(self.tokenizer.encode(text), self.prompt) for text in firsts]
         first = [self.completion(text, messages=[said]) for text, said in zip(firsts, messages, strict=True)]
-        self.rows = play(conversation, prompts, first, functions, self.generate, limits)
+        self.rows = run_tool_loop(conversation, prompts, first, functions, self.generate, limits)
 
     def completion(self, text, **settings):
         ids = self.tokenizer.encode(text)
@@ -189,7 +189,9 @@ def test_a_call_has_one_result_whatever_the_model_writes(call, content, status, 
         "quits": AsyncMock(side_effect=SystemExit(2)),
     }
     first = Completion([1], messages=[{"role": "assistant", "tool_calls": [call]}])
-    rows = play(conversation, [[1]], [first], [functions], lambda prompts, widest: [Completion([2])], Limits(200))
+    rows = run_tool_loop(
+        conversation, [[1]], [first], [functions], lambda prompts, widest: [Completion([2])], Limits(200)
+    )
     message = rows[0].messages[1]
     assert (message["role"], message["content"], message.get("status")) == ("tool", content, status)
     assert message["name"] == call["function"].get("name", "unknown")
@@ -209,7 +211,7 @@ def test_async_calls_of_a_turn_run_together_in_one_loop_also_in_a_notebook(conve
 
     async def notebook():
         first, limits = Completion([1], messages=[turn]), Limits(2000, rounds=2)
-        return play(conversation, [[1]], [first], [{"meet": meet}], lambda *_: [Completion([2])], limits)
+        return run_tool_loop(conversation, [[1]], [first], [{"meet": meet}], lambda *_: [Completion([2])], limits)
 
     (row,) = asyncio.run(notebook())
     results = [message["content"] for message in row.messages if message["role"] == "tool"]

@@ -11,11 +11,11 @@ from trl.generation import vllm_client
 from waiting import until
 
 from grpo_math.errors import UserError
-from grpo_math.generation.beside_vllm.grpo_math_key import Guard
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.sync import KeyedClient
+from grpo_math.generation.vllm_middleware.grpo_math_key import ApiKeyMiddleware
 from grpo_math.generation.vllm_process import ServerProcess, executable
-from grpo_math.generation.vllm_server import BESIDE, TRL_SUPPORTED, Server, environment, key, make_key
+from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, TRL_SUPPORTED, Server, environment, key, make_key
 from grpo_math.system.http import ServerError
 
 
@@ -27,7 +27,7 @@ def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(mon
     secret = key()
     make_key()
     monkeypatch.setenv("PYTHONPATH", "/more")
-    assert environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": f"{BESIDE}:/more"}
+    assert environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": f"{MIDDLEWARE_FOLDER}:/more"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, 
     app = AsyncMock()
     send = AsyncMock()
     headers = [(b"authorization", output.encode())] if output is not None else []
-    asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))
+    asyncio.run(ApiKeyMiddleware(app)({"type": kind, "path": path, "headers": headers}, None, send))
     assert app.await_count == (answer is None)
     sent = [call.args[0] for call in send.await_args_list]
     assert [message.get("status", message.get("code")) for message in sent][:1] == ([] if answer is None else [answer])
@@ -113,7 +113,7 @@ def test_an_answer_is_read(answer, call, result, server):
         *(((200, text), Server.check_version, "is not a vLLM server") for text in ("[]", '{"title": "another"}')),
         ((404, '{"detail": "Not Found"}'), LOAD, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"),
         ((404, '{"detail": "Not Found"}'), Server.settings, "VLLM_SERVER_DEV_MODE=1"),
-        ((404, '{"error": "No adapter found for /folder"}'), LOAD, "for /folder.*: see that the server can read"),
+        ((404, '{"error": "No adapter found for /folder"}'), LOAD, "for /folder.*: check that the server can read"),
         *(((400, "no"), call, "answers 400: no") for call in (LOAD, UNLOAD, Server.settings)),
         ((200, THREE), asked(n=2), "gave 3 completions of a prompt with n=2"),
     ],
@@ -140,10 +140,10 @@ def test_a_server_process_is_watched_until_it_is_ready_and_can_start_again(serve
     process = ServerProcess([sys.executable, "-c", sleeps], {}, server.url, tmp_path / "run/server.log")
     process.wait(5)
     assert server.asked == ["/health", "/version"]
-    first = process.kept.process.pid
+    first = process.supervised.process.pid
     until(lambda: process.log.read_text() == "it loads\n")
     process.restart()
-    assert process.kept.process.pid != first
+    assert process.supervised.process.pid != first
     until(lambda: process.log.read_text() == 2 * "it loads\n")
     server.version = "1.0"
     with pytest.raises(UserError, match=r"runs vLLM 1\.0"):

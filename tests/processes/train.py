@@ -21,7 +21,7 @@ from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, grades, letters, ma
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
 
-from grpo_math.algorithm.reference import _whole
+from grpo_math.algorithm.reference import _gathered
 from grpo_math.packing import scoring
 from grpo_math.packing.pack import Unpackable
 from grpo_math.trainer import tiled_mlp
@@ -81,7 +81,7 @@ class Saved(Evaluated):
 
 def digest(model):
     """Of all weights, put together from the ranks where ZeRO-3 or FSDP2 has split them."""
-    with _whole(list(model.parameters()), writes=False):
+    with _gathered(list(model.parameters()), writes=False):
         whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
         return hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in whole)).hexdigest()
 

@@ -15,7 +15,7 @@ from grpo_math.evaluation import backends, results
 from grpo_math.evaluation.meaning import beginnings
 from grpo_math.evaluation.stats import wilson
 from grpo_math.generation.completions import read_off
-from grpo_math.generation.request import PLAIN
+from grpo_math.generation.request import DEFAULT_REQUEST
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.generated import stories
 from grpo_math.problems.sources import folder_name
@@ -259,7 +259,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
-    backends.load_weights.assert_called_once_with(small, None, PLAIN)
+    backends.load_weights.assert_called_once_with(small, None, DEFAULT_REQUEST)
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
     assert [(one["answer_format"], one["samples"], one["temperature"]) for one in kept] == [
         ("boxed", 32, 0.6),

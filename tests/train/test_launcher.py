@@ -177,7 +177,7 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
     # The key is in the environment and nowhere else.
     assert len(served["VLLM_API_KEY"]) == 32
     assert training["VLLM_API_KEY"] == served["VLLM_API_KEY"]
-    assert option(served["argv"], "--middleware") == "grpo_math_key.Guard"
+    assert option(served["argv"], "--middleware") == "grpo_math_key.ApiKeyMiddleware"
     assert served["VLLM_API_KEY"] not in "".join([out, err, log, *served["argv"], *training["argv"]])
 
 

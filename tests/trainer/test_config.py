@@ -26,7 +26,7 @@ def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
 ):
     monkeypatch.setattr(build, "fast_dtype", lambda use_cpu: "bfloat16")
     model = ModelConfig(small, dtype="auto", use_peft=lora, lora_target_modules=["q_proj", "v_proj"])
-    trainer = build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
+    trainer = build.build_trainer(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
     assert trainer.model.get_input_embeddings().weight.dtype == dtype
 
 
@@ -36,7 +36,7 @@ def test_dropout_with_stacked_experts_is_one_line(chars, tmp_path):
     with pytest.raises(
         UserError, match=r"lora_dropout above 0 does not work with the stacked experts .*: set it to 0.0"
     ):
-        build.trainer_of(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
+        build.build_trainer(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
 
 
 @pytest.mark.parametrize("computes", [True, False])

@@ -49,7 +49,7 @@ QUIET = SimpleNamespace(disable_tqdm=True)
 
 def printer():
     """The printer of a recipe's trainer."""
-    return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(of_recipe=True)))
+    return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=True)))
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_rows_are_read_only_by_training_if_only_they_show_the_columns(ours):
     made = Mock(side_effect=lambda stored: {"prompt": ["1 + 1?"] * len(stored["q"]), "answer": stored["q"]})
     trainer = ours(by_grade, Dataset.from_dict({"q": list("78"), "completions": ["", ""]}).with_transform(made))
     Resampler(1, trainer.train_dataset, seed=0, group_size=2, accelerator=None)
-    run_files.recipe_settings(trainer)
+    run_files.settings_as_recipe(trainer)
     made.assert_not_called()
     rows_of_stream = iter([{"prompt": "1 + 1?"}])
     assert check_gold_answers(by_grade, IterableDataset.from_generator(lambda: rows_of_stream)) is None

@@ -211,7 +211,7 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
 @pytest.mark.parametrize("template", ["gsm8k", "direct"])
 def test_a_run_names_the_template_that_made_its_prompts(template, ours):
     rows = Dataset.from_list(load_problems("generated:sums", template=template, limit=4))
-    settings = run_files.recipe_settings(ours(letters, rows))
+    settings = run_files.settings_as_recipe(ours(letters, rows))
     assert (settings["prompt_template"], settings["answer_format"]) == (template, template)
 
 

@@ -187,7 +187,7 @@ def test_a_script_that_saves_nothing_gets_no_checkpoint_of_a_run_that_ends_with_
     ours, tmp_path
 ):
     trainer = ours(drawn, ROWS, max_steps=2, max_nonfinite_steps=1)
-    trainer.grpo_math.nonfinite.seen = Mock(side_effect=[False, True])
+    trainer.grpo_math.nonfinite.count = Mock(side_effect=[False, True])
     trainer.grpo_math.nonfinite.error = lambda step: UserError("not finite in step 2") if step else None
     with pytest.raises(UserError, match="not finite in step 2"):
         trainer.train()
@@ -218,7 +218,7 @@ def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     held = trainer.grpo_math.run.state_dict()
-    of_0_2 = {**held, "batch_settings": [getattr(trainer.args, name) for name in state.SHAPES_OF_0_2]}
+    of_0_2 = {**held, "batch_settings": [getattr(trainer.args, name) for name in state.BATCH_SETTINGS_OF_0_2]}
     for others, is_kept in (({}, True), (settings, False)):
         again = ours(drawn, ROWS, **{**RUN, **others})
         for saved in (held, of_0_2):

@@ -65,7 +65,7 @@ def test_the_settings_of_the_loss_are_those_that_trl_reads_and_ours():
     for name in arguments:
         assert f"self.args.{name}" in source, name
     assert {*arguments} <= {field.name for field in fields(GRPOConfig)}
-    assert {*loss_settings.OURS} <= {*MathGRPOConfig.__annotations__}
+    assert {*loss_settings.SETTINGS} <= {*MathGRPOConfig.__annotations__}
     # A default is the config's, so that a test of the loss alone is a test of training.
     defaults = {field.name: field.default for field in fields(MathGRPOConfig)}
     others = {"epsilon_low": "epsilon"}

@@ -12,7 +12,7 @@ from gpu_like.simulation.device import TOKEN
 from transformers import GenerationMixin
 from transformers.cache_utils import DynamicCache
 
-from grpo_math.generation.cache import ROOM, GrowingLayer
+from grpo_math.generation.cache import SPARE_COLUMNS, GrowingLayer
 from grpo_math.generation.decoding import sample
 from grpo_math.generation.names import cache_name
 
@@ -42,8 +42,8 @@ def _last_tokens(trainer: Any, model: Any, rows: int, prompt: int, length: int) 
     width = width or config.hidden_size // config.num_attention_heads
     dtype = model.get_input_embeddings().weight.dtype
     before, whole = prompt, prompt + length - 1  # the last token is not attended to
-    while before + 1 + ROOM < whole:
-        before += 1 + ROOM
+    while before + 1 + SPARE_COLUMNS < whole:
+        before += 1 + SPARE_COLUMNS
     cache, shape = DynamicCache(config=config), (rows, heads, before, width)
     cache.layers = [GrowingLayer(*(torch.empty(shape, dtype=dtype, device="cuda") for _ in "kv")) for _ in cache.layers]
     name = cache_name(signature(GenerationMixin.prepare_inputs_for_generation).parameters)

@@ -104,7 +104,7 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Record:
     tensors.heard = record.heard
     torch.cuda.empty_cache = lambda: record.happened(0)
     rows = [{"prompt": text, "answer": "1"} for text in prompts(prompt)]
-    trainer: Any = build.trainer_of(config, settings.model, rows, tokenizer, [reward])
+    trainer: Any = build.build_trainer(config, settings.model, rows, tokenizer, [reward])
     trainer.grpo_math.rollouts.grade = lambda *args: None
     generates, length = trainer._generate_single_turn, config.max_completion_length
 

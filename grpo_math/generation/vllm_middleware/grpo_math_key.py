@@ -1,9 +1,9 @@
-"""Require the key on every path of a vLLM server, by ``--middleware grpo_math_key.Guard``.
+"""Require the key on every path of a vLLM server, by ``--middleware grpo_math_key.ApiKeyMiddleware``.
 
 vLLM itself checks the key on the paths under /v1 and a few more. The development paths, which the sync needs, put the
-engine to sleep, change its weights and call methods of its workers. Other paths generate (/invocations). With `Guard`
-they all require the key of VLLM_API_KEY, except /health, which reveals nothing. A server without this variable does not
-start.
+engine to sleep, change its weights and call methods of its workers. Other paths generate (/invocations). With
+`ApiKeyMiddleware` all paths require the key of VLLM_API_KEY, except /health, which reveals nothing. A server without
+this variable does not start.
 
 Does not encrypt: the connection is plain HTTP.
 """
@@ -13,7 +13,7 @@ import os
 from typing import Any
 
 
-class Guard:
+class ApiKeyMiddleware:
     """The outermost ASGI middleware. It answers 401 to a request without ``Authorization: Bearer KEY``."""
 
     def __init__(self, app: Any) -> None:

@@ -70,8 +70,8 @@ def summary(records: Sequence[Record], samples: int = 1) -> dict[str, Any]:
 
     >>> rows = [{"id": "a", "category": "correct_answer_bad_format", "answer": "7"},
     ...         {"id": "b", "category": "bad_format", "answer": None}]
-    >>> figures = summary(rows)
-    >>> figures["n"], figures["accuracy"], figures["accuracy_in_format"], figures["pass@k"]
+    >>> metrics = summary(rows)
+    >>> metrics["n"], metrics["accuracy"], metrics["accuracy_in_format"], metrics["pass@k"]
     (2, 0.5, 0.0, {'1': 0.5})
     """
     problems = [records[i : i + samples] for i in range(0, len(records), samples)]
@@ -135,9 +135,9 @@ def metrics_table(results: Results) -> str:
     # pass@1 equals the accuracy, and maj@1 nearly does.
     at_k = [(f"{name}@{k}", name, k) for name in ("pass", "maj") for k in results[f"{name}@k"] if k != "1"]
     parts = [
-        (escaped(f"{name} {part}" if name == "level" else part), figures)
+        (escaped(f"{name} {part}" if name == "level" else part), part_metrics)
         for name in PARTS
-        for part, figures in results.get(f"by_{name}", {}).items()
+        for part, part_metrics in results.get(f"by_{name}", {}).items()
     ]
     rows = [
         ["", "n", "share", "95% interval"],
@@ -154,8 +154,8 @@ def metrics_table(results: Results) -> str:
             if counts[name]
         ),
         *(
-            [label, str(figures["n"]), f"{figures['accuracy']:.1%}", _range(figures["ci95"])]
-            for label, figures in parts
+            [label, str(part_metrics["n"]), f"{part_metrics['accuracy']:.1%}", _range(part_metrics["ci95"])]
+            for label, part_metrics in parts
         ),
     ]
     return f"{n} problem{'' if n == 1 else 's'}, {drawn}\n{aligned(rows)}"

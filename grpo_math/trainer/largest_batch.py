@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
-def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
+def largest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, device: torch.device) -> Rows:
     """Return a row for each of ``lengths``, the completions' tokens, the longest first; ``group`` rows share a prompt.
 
     ``num_items_in_batch`` is the number of the completions' tokens.
 
-    >>> rows = longest_rows([5, 6], [4, 4, 3], 2, eos=9, device=torch.device("cpu"))
+    >>> rows = largest_rows([5, 6], [4, 4, 3], 2, eos=9, device=torch.device("cpu"))
     >>> rows["prompt_ids"].tolist(), rows["completion_mask"].sum(dim=1).tolist(), rows["num_items_in_batch"].item()
     ([[0, 6], [0, 6], [1, 6]], [4, 4, 3], 11)
     """
@@ -56,7 +56,7 @@ def longest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
 
 
 def dry_run_enabled(args: Any, accelerator: Any) -> bool:
-    """Return True on a GPU, or if the recipe asks for it."""
+    """Return True on a GPU, or if the recipe turns the dry run on."""
     # Reentrant checkpointing refuses `torch.autograd.grad`, which the dry run needs.
     reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
     if split_by(accelerator) or reentrant:
@@ -86,7 +86,7 @@ def dry_run(
     """
     with ExitStack() as stack:
         for module in trainer.accelerator.unwrap_model(model).modules():
-            # A dynamic RoPE changes its frequencies, and notes the longest row.
+            # A dynamic RoPE changes its frequencies, and stores the length of the longest row.
             # Quantized weights may be buffers, too. They do not change, and are large.
             copies = {
                 name: value.clone()
@@ -95,15 +95,15 @@ def dry_run(
             }
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
-        _try_longest(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
+        _try_largest_batch(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
 
 
-def _try_longest(
+def _try_largest_batch(
     trainer: "TrlTrainer", loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
 ) -> None:
     args, splits = trainer.args, budget.splits
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
-    # In an update that cannot be split, a micro-batch has the rows of TRL's.
+    # An update that cannot be split has TRL's micro-batches.
     in_step = rows * args.gradient_accumulation_steps if splits else rows
     # TRL shuffles rows: in an update that is not split, each row may have another prompt.
     group = trainer.num_generations if splits else 1
@@ -120,14 +120,14 @@ def _try_longest(
             # Dropout must not use the run's random numbers: the run must end with the same weights without a dry run.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 with trainer.compute_loss_context_manager():
-                    loss = loss_of(model, longest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device))
+                    loss = loss_of(model, largest_rows(prompt, lengths, group, trainer.eos_token_ids[0], device))
                 # Without ``allow_unused``, autograd raises for a parameter that the loss does not depend on.
                 torch.autograd.grad(loss, trained, allow_unused=True)
             return
         except torch.OutOfMemoryError as error:
-            # As text, and halved outside of the handler: the traceback keeps the activations alive.
+            # Keep only the text, and halve outside of the handler: the traceback keeps the activations alive.
             reason = str(error)
-        loss = None  # its graph keeps them alive, too
+        loss = None  # the graph of the loss keeps the activations alive, too
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
         limit = budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
 
@@ -141,7 +141,7 @@ def longest_prompt(trainer: "TrlTrainer", step_rows: Sequence[dict[str, Any]] = 
     data = trainer.train_dataset
     is_readable = hasattr(data, "__len__") and column_names(data) is not None
     columns = data[:100_000] if is_readable else {name: [row[name] for row in step_rows] for name in step_rows[0]}
-    # Without this column an environment gives the prompts. The default is TRL's.
+    # Without this column an environment makes the prompts, and TRL starts with this message.
     prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
     row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
     environment = columns["environment"][row] if trainer._multi_environment else None

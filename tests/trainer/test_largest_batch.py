@@ -10,7 +10,7 @@ from small_trainers import SMALL, STEPS, runs_out_forward, untimed, weights
 from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import OutOfMemory
-from grpo_math.trainer.longest import dry_run, longest_prompt
+from grpo_math.trainer.largest_batch import dry_run, longest_prompt
 
 
 def passes(model):

@@ -4,8 +4,8 @@ from statistics import fmean
 
 import pytest
 
-from grpo_math.evaluation.figures import category, metrics_table, summary
 from grpo_math.evaluation.stats import wilson_for_means
+from grpo_math.evaluation.summary import category, metrics_table, summary
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.trainer.meter import verdict_metrics
