@@ -119,5 +119,5 @@ def test_a_layer_represents_the_later_ones_of_its_kind(measuring, monkeypatch):
     config = {"model_type": "gemma3_text", **SMALL, "head_dim": 64, "sliding_window": 256, "layer_types": kinds}
     request = config | {"num_hidden_layers": len(kinds)}, how({**LORA, "gradient_checkpointing": False})
     some = measuring(request)
-    monkeypatch.setattr(measure, "first", lambda config: (None, config, [1] * len(kinds)))
+    monkeypatch.setattr(measure, "reduced_model", lambda config: (None, config, [1] * len(kinds)))
     assert measuring(request) == some
