@@ -85,15 +85,15 @@ class Progress:
         return (report.outcome, "", "") if dot and not hasattr(report, "wasxfail") else None
 
 
-def main(results: str) -> None:
-    """Write the seconds of the slow tests of a run."""
-    cases = ElementTree.parse(results).getroot().iter("testcase")
-    named = {
-        f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}": case.get("time") for case in cases
-    }
-    slow = {test: round(float(seconds or 0)) for test, seconds in sorted(named.items()) if float(seconds or 0) >= SLOW}
-    FILE.write_text(json.dumps(slow, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+def main(*results: str) -> None:
+    """Write the seconds of the slow tests of one run or several."""
+    slow = {}
+    for case in (case for file in results for case in ElementTree.parse(file).getroot().iter("testcase")):
+        if (seconds := float(case.get("time") or 0)) >= SLOW:
+            slow[f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"] = round(seconds)
+    text = json.dumps(dict(sorted(slow.items())), indent=0, ensure_ascii=False)
+    FILE.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

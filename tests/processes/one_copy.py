@@ -118,7 +118,7 @@ def exported(trainer, model: str) -> str:
     (run_dir / "config.yaml").write_text(f"model_name_or_path: {model}\n")
     trainer.save_model(str(run_dir / "adapter"))
     folder = run_dir / "merged"
-    merged.run(Namespace(run_dir=str(run_dir), merge=str(folder), checkpoint=None))
+    merged.run(Namespace(run_dir=str(run_dir), merge=str(folder), gguf=None, checkpoint=None))
     return hash_bytes((folder / "model.safetensors").read_bytes())
 
 
