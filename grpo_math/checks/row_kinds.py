@@ -47,7 +47,9 @@ PROOF = re.compile(
 )
 NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
 SEVERAL = re.compile(
-    r"\S\s*(?:\bor\b|;)\s*\S|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b", re.DOTALL | re.IGNORECASE
+    r"\S\s*(?:\bor\b|(?<!\\);)\s*\S"
+    r"|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b",
+    re.DOTALL | re.IGNORECASE,
 )
 EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
 LETTER = re.compile(
@@ -75,7 +77,8 @@ FIGURE = re.compile(
 )
 # A control character that was a LaTeX command, and UTF-8 that was read in another encoding.
 LOST = re.compile(
-    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]|\r(?!\n)|\n(?=(?:e|eq|abla|mid|otin|eg)(?![A-Za-z]))|\^\{?circ(?![a-z])"
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd]|\r(?!\n)"
+    r"|\n(?=(?:e|eq|abla|mid|otin|eg)(?![A-Za-z]| ?&))|\^\{?circ(?![a-z])"
     r"|\t(?=ext|imes|heta|frac|riangle|ilde|(?:an|ag|au|o)(?![a-z]))|[ÂÃâ][\x80-¿€]"
 )
 TASK = re.compile(rf"(?:please |bitte |\W|[a-z\d]{{1,2}}[.)])*(?:{WORDS['tasks']})(?![a-z])", re.IGNORECASE)

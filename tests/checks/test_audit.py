@@ -197,6 +197,19 @@ def test_a_row_in_another_language_than_its_file_is_found(usual, other):
         assert [(row["problem"], kind.name) for row in rows for kind, _ in faults(row, usual_in_file)] == expected
 
 
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        ("Find the roots.", r"-1, \; -5"),
+        ("Fill in the table.\n" r"\begin{array}{c} d \\ \hline" "\n" r"e & 5 \\ \end{array}", "5"),
+    ],
+    ids=["a space of LaTeX separates no answers", "a row of a table has lost nothing"],
+)
+def test_a_row_without_a_fault_has_none(problem, answer):
+    rows = [{"problem": problem, "answer": answer}]
+    assert [kind.name for kind, _ in faults(rows[0], habits(rows))] == []
+
+
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):
     write(here / "mine.jsonl", GOOD)
     assert main(["audit", "mine.jsonl", "--write_clean", "mine.jsonl"]) == 2
