@@ -70,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # The slowest files first, so that the two processes end at about the same time.
     seconds: Counter[Path] = Counter()
     for item in items:
-        seconds[item.path] += seconds_of(item.nodeid)
+        other = 10 if item.get_closest_marker("full") else bool(item.get_closest_marker("slow"))
+        seconds[item.path] += seconds_of(item.nodeid, other)
     items.sort(key=lambda item: -seconds[item.path])
 
 

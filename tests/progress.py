@@ -20,13 +20,13 @@ SLOW, OTHER = 2, 0.03  # seconds of a test that the file contains, and of anothe
 SECONDS: dict[str, int] = json.loads(FILE.read_text())
 
 
-def seconds_of(test: str) -> float:
-    """Return about how many seconds a test takes in a whole run.
+def seconds_of(test: str, other: float = OTHER) -> float:
+    """Return about how many seconds a test takes in a whole run; ``other`` if it was not measured.
 
     >>> seconds_of("tests/test_new.py::test_a_new_one")
     0.03
     """
-    return SECONDS.get(test, OTHER)
+    return SECONDS.get(test, other)
 
 
 def time_left(elapsed: float, done: float, total: float) -> float:

@@ -40,7 +40,7 @@ def runs(smollm, tmp_path_factory):
         (folder / "config.yaml").write_text(
             f"model_name_or_path: {smollm}\nprompt_template: '{TEMPLATE}'\nmax_completion_length: 12\n"
         )
-        fine_tuned(smollm, tokenizer, rows, steps=14 if name == "leaked" else 10).save_pretrained(folder / "adapter")
+        fine_tuned(smollm, tokenizer, rows, steps=30 if name == "leaked" else 20).save_pretrained(folder / "adapter")
     return folders
 
 
