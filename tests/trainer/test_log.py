@@ -74,6 +74,8 @@ def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, 
 
 
 def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):
+    # A log has no width, whatever another test has left in this process.
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: None)
     monkeypatch.setattr("grpo_math.run.bar.SECONDS", 0.0)
     progress, at = printer(), SimpleNamespace(global_step=0, max_steps=2, is_world_process_zero=True)
     progress.on_train_begin(QUIET, at, None)
