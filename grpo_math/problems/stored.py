@@ -166,8 +166,8 @@ def _write_rows(sink: Any, read: Read) -> None:
         if writer is None:
             columns = {column: [row[column] for row in batch] for column in batch[0]}
             types = {column: read.types.get(column) or pyarrow.array(columns[column]).type for column in columns}
-            writer = pyarrow.ipc.new_stream(sink, pyarrow.schema(types.items()))
             schema = pyarrow.schema(types.items())
+            writer = pyarrow.ipc.new_stream(sink, schema)
         writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
     if writer is not None:
         writer.close()
