@@ -10,6 +10,7 @@ trainer/trainer.py has every override of TRL.
 import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -140,9 +141,10 @@ def train(settings: Settings, stop: Stop) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
     run_dir = Path(str(settings.config.output_dir))
     try:
-        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, TemporaryDirectory() as scratch:
-            if settings.arguments.dry_run:  # the trainer's constructor makes folders
-                settings.config.output_dir = scratch
+        # The trainer's constructor makes folders, also in a dry run.
+        scratch = TemporaryDirectory() if settings.arguments.dry_run else nullcontext()
+        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, scratch as folder:
+            settings.config.output_dir = folder or settings.config.output_dir
             run = TrainingRun(settings, run_dir)
             if run.prepare() and not settings.arguments.dry_run:
                 run.attach(watchdog, stop)
