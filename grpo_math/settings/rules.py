@@ -473,7 +473,7 @@ PROGRAM = [
         ),
         "would not sample: the completions of a group would be alike",
     ),
-    Rule("trust_remote_code", given(trust_remote_code=True), "would run code of a model repository", "leave it off"),
+    Rule("trust_remote_code", lambda s: s["trust_remote_code"], "would run code of a model repository", "leave it off"),
     Rule(
         "load_best_model_at_end keep_best stop_at",
         lambda s: (s["load_best_model_at_end"] or s["keep_best"] or s["stop_at"]) and not evaluates(s),
