@@ -70,7 +70,7 @@ DELETED = ast.AugAssign | ast.Raise | ast.Delete | ast.If | ast.For | ast.Contin
 LOGGING = {"print", "say", "warn", "debug", "info", "warning", "warning_once", "error"}
 # Keywords without an effect on a correct program, and arguments whose order is free.
 LAYOUT = {"strict", "flush", "indent", "stacklevel", "non_blocking", "timeout"}
-SYMMETRIC = {"max", "min", "gcd", "isclose", "allclose", "promote_types"}
+SYMMETRIC = {"max", "min", "gcd", "isclose", "allclose", "promote_types", "transpose"}
 
 
 class Mutant(NamedTuple):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
 
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rollout import Rollout
@@ -67,6 +68,6 @@ def test_the_rounds_end_although_all_groups_stay_uniform():
 def test_without_gold_answers_there_is_nothing_to_judge_by():
     with pytest.raises(RewardError, match="no row of a step has a gold answer"):
         resampler().gather_replaced(rollout([1, 2], [0.0] * 4, None), DATA[:2], None)
-    for data in ([{"prompt": "x"}], iter(DATA)):
+    for data in (Dataset.from_list([{"prompt": "x"}]), iter(DATA)):
         with pytest.raises(ConfigError, match="resample_groups=2 needs a train_dataset"):
             resampler(data=data)
