@@ -223,7 +223,9 @@ def _run(tests: list[str], copy: Path) -> None:
     os.chdir(copy)
     os.environ["PYTHONPATH"] = str(copy)
     sys.path[:] = [str(copy), *(entry for entry in sys.path if ROOT not in (Path(entry), Path(entry).parent))]
-    options = ["-x", "-q", "--fast", "--assert=plain", f"--timeout={SECONDS}", "-p", "no:cacheprovider"]
+    options = ["-x", "-q", "--assert=plain", f"--timeout={SECONDS}", "-p", "no:cacheprovider"]
+    # tests/conftest.py has the option, and doctests alone do not load it.
+    options += ["--fast"] * any(test.startswith("tests/") for test in tests)
     plugins = [LastStarted(copy.parent / "last")]
     os._exit(importlib.import_module("pytest").main([*options, *tests], plugins))
 
