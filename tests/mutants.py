@@ -168,12 +168,12 @@ def _may_swap(function: ast.expr, first: ast.expr, second: ast.expr) -> bool:
     return name not in SYMMETRIC and not unpacked and ast.unparse(first) != ast.unparse(second)
 
 
-def sample(package: str, n: int, seed: int) -> list[Mutant]:
+def sample(root: Path, package: str, n: int, seed: int) -> list[Mutant]:
     """Return ``n`` mutants of a package. A change of the code elsewhere does not change which."""
-    paths = [path.relative_to(ROOT) for path in sorted(ROOT.glob(f"grpo_math/{package}/**/*.py"))]
+    paths = {path.relative_to(root) for path in root.glob(f"grpo_math/{package}/**/*.py")}
     mutants = {}
-    for path in {*paths} - NOT_COLLECTED:
-        source = (ROOT / path).read_bytes()
+    for path in paths - NOT_COLLECTED:
+        source = (root / path).read_bytes()
         for mutant in mutants_of(path, source):
             line = source[source.rfind(b"\n", 0, mutant.start) : mutant.end].decode()
             mutants[sha256(f"{seed} {path} {line} {mutant.text}".encode()).hexdigest()] = mutant
@@ -243,9 +243,9 @@ def try_out(packages: list[str], n: int, seed: int) -> None:
         # A compiled file counts for exactly its source, not for its date.
         compileall.compile_dir(copy, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for package in packages:
-            survived, mutants = 0, sample(package, n, seed)
+            survived, mutants = 0, sample(copy, package, n, seed)
             for mutant in mutants:
-                original = (ROOT / mutant.path).read_bytes()
+                original = (copy / mutant.path).read_bytes()
                 (copy / mutant.path).write_bytes(mutant.source(original))
                 tests = quick_tests(package, mutant.path)
                 failed = next(filter(None, (failed_test(some, copy) for some in tests)), "")
