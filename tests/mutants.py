@@ -128,6 +128,9 @@ def _nodes(node: ast.AST, in_function: bool) -> Iterator[ast.AST]:
         # An f-string is text, and `raise` has the text of a message.
         if name in ("annotation", "returns", "decorator_list", "exc", "cause") or isinstance(node, ast.JoinedStr):
             continue
+        # A matrix of numbers is an example, and another one would do.
+        if isinstance(node, ast.List) and any(isinstance(row, ast.List) for row in node.elts):
+            continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and getattr(child, "arg", None) not in LAYOUT:
                 yield from _nodes(child, in_function or isinstance(node, FUNCTIONS))

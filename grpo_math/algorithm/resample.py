@@ -69,8 +69,9 @@ class PromptPool(Stateful):
     True
     >>> PromptPool(rows, partial(shuffled, 3, 1)).draw(1, avoid="ab")
     [2]
-    >>> PromptPool(rows[:1], partial(shuffled, 1, 0)).draw(3, avoid="a")
-    [0, 0, 0]
+    >>> pool = PromptPool(rows[:1], partial(shuffled, 1, 0))
+    >>> pool.draw(3, avoid="a"), pool.position
+    ([0, 0, 0], 5)
     >>> passes = PromptPool([], partial(shuffled, 10, 0)).draw(20)
     >>> passes[:10] != passes[10:]
     True
