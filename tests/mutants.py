@@ -67,7 +67,7 @@ OPPOSITE: dict[type, type] = {
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 # Without the assignment of a name, its reader would fail, which any test notices.
 DELETED = ast.AugAssign | ast.Raise | ast.Delete | ast.If | ast.For | ast.Continue | ast.Break | ast.Return
-LOGGING = {"print", "say", "warn", "debug", "info", "warning", "warning_once", "error"}
+LOGGING = {"print", "say", "warn", "debug", "info", "warning", "warning_once", "error", "switched_off"}
 # Keywords without an effect on a correct program, and arguments whose order is free.
 LAYOUT = {"strict", "flush", "indent", "stacklevel", "non_blocking", "timeout"}
 SYMMETRIC = {"max", "min", "gcd", "isclose", "allclose", "promote_types", "transpose"}
