@@ -10,6 +10,7 @@ from unittest.mock import Mock, call
 
 import pytest
 import torch
+from accelerate import PartialState
 from peft import PeftModel
 from small_generation import small_model
 from small_runs import ends, history, settings, start, two
@@ -205,6 +206,7 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
 
 def test_a_script_whose_server_never_answers_ends_with_the_line_that_starts_one(policy, monkeypatch, capsys):
     """With whole weights, which TRL's client sends: it raises its own error after its own wait."""
+    PartialState()  # as TRL's trainer has made it
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Mock(side_effect=ConnectionError("of TRL")))
     args = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": f"http://{address}"}
