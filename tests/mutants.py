@@ -4,10 +4,10 @@
 
 A mutant is one small change inside a function: a comparison is flipped, a `not` dropped, `+` becomes `-`, a number or
 a truth value changes, two arguments swap, or a statement goes. Each mutant is made alone, in a copy of the repository.
-The quick tests of its package run there until one fails: the doctests of the package and `--fast` of `tests/PACKAGE`,
-those of the changed file first. The mutants that pass all tests are printed as a diff. Read them: either a test is
-missing, or the line can go, or both versions are right. A test that fails on the unchanged code, too, is printed, and
-does not count.
+The quick tests run there until one fails: the doctests of the package and `--fast` of `tests/PACKAGE`, those of the
+changed file first, and then the tests of other folders that import the file. The mutants that pass all tests are
+printed as a diff. Read them: either a test is missing, or the line can go, or both versions are right. A test that
+fails on the unchanged code, too, is printed, and does not count.
 
 Does not change strings, log texts, messages, annotations, or the constants of a module or class. `tools` is left out:
 its tests run hostile programs, and a mutant of the sandbox would let them out.
@@ -22,6 +22,7 @@ import importlib
 import multiprocessing
 import os
 import py_compile
+import re
 import shutil
 import signal
 import sys
@@ -185,10 +186,14 @@ def sample(root: Path, package: str, n: int, seed: int) -> list[Mutant]:
 
 
 def quick_tests(package: str, path: Path) -> Iterator[list[str]]:
-    """Yield the tests of the file `path`, and then the doctests and tests of its package."""
+    """Yield the tests of the file `path`, the doctests and tests of its package, and other tests that import it."""
     tests = sorted(ROOT.glob(f"tests/{package}/test_*{path.stem}*.py"))
     yield [str(path), *(str(file.relative_to(ROOT)) for file in tests)]
     yield [f"grpo_math/{package}", f"tests/{package}"]
+    imported = re.compile(rf"grpo_math\.{package}(\.| import .*\b){path.stem}\b")
+    others = {*ROOT.glob("tests/*/test_*.py")} - {*ROOT.glob(f"tests/{package}/*")}
+    if files := [str(file.relative_to(ROOT)) for file in sorted(others) if imported.search(file.read_text())]:
+        yield files
 
 
 class LastStarted:
