@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,22 +89,22 @@ def name_of(path: Path) -> str:
 NAMES = set(map(name_of, FILES))
 
 
-NODES = {name_of(path): [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))] for path in FILES}
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield each function with the name of its file."""
-    for name, nodes in NODES.items():
-        yield from ((name, node) for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    for name, tree in trees().items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_imports_point_downward():
-    for file, nodes in NODES.items():
+    for file, tree in trees().items():
         room = file.partition(".")[0]
-        for node in nodes:
-            imported = [
-                alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import | ast.ImportFrom)
-            ]
+        for node in ast.walk(tree):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 imported = [f"{node.module}.{name}" for name in imported]
             others = {name.split(".")[1] for name in imported if name.startswith("grpo_math.")} - {"__version__", room}
