@@ -205,10 +205,9 @@ def decimal_spellings(d: Decimal) -> list[str]:
 @given(st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-(10**6), 10**6), st.integers(0, 6)))
 @settings(max_examples=300, deadline=None)
 def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
-    for one, two in product(decimal_spellings(d), [*decimal_spellings(d), "{}/{}".format(*d.as_integer_ratio())]):
+    for one, two in product([*decimal_spellings(d), "{}/{}".format(*d.as_integer_ratio())], repeat=2):
         marks = {unit for unit in ("$", "cm", "%") if unit in one + two}
-        verdict = Verdict.WRONG if len(marks) > 1 else Verdict.CORRECT
-        assert compare(one, two)[0] is compare(two, one)[0] is verdict, (one, two)
+        assert compare(one, two)[0] is (Verdict.WRONG if len(marks) > 1 else Verdict.CORRECT), (one, two)
 
 
 @given(st.integers(0, 10**9), st.integers(1, 99))
