@@ -1,5 +1,7 @@
 """The table of rules: settings that break each one, or just do not, worked out by hand."""
 
+import re
+
 import pytest
 
 from grpo_math.errors import ConfigError
@@ -15,6 +17,14 @@ PREFETCH = {**LORA, **ON_SERVER, "vllm_sync": "adapter", "vllm_server_base_url":
 SHARED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_sync": "adapter", "vllm_share_weights": True}
 TEACHER = {"reference_model": "a", "beta": 1.0}
 TWO_REWARDS = {"multi_objective_aggregation": "normalize_then_sum", "rewards": ["accuracy", "overlong"]}
+
+
+def test_the_table_names_only_settings_and_facts():
+    for row in rules.TABLE["trainer"] + rules.TABLE["program"]:
+        for word in row["fields"].split():
+            assert any(re.fullmatch(word, name) for name in DEFAULTS), word
+    names = {name for rule in RULES for conditions in rule.when for name in conditions}
+    assert names <= {*DEFAULTS, *rules.FACTS}
 
 
 def test_the_defaults_break_no_rule_and_neither_does_null():
