@@ -60,7 +60,7 @@ class StopConditions:
         if not self.exist:
             return rows
         mask, ids = rows["completion_mask"], rows["completion_ids"].tolist()
-        written, lengths = rows.get("tool_mask", mask).tolist(), mask.sum(dim=1).tolist()
+        written, lengths = loss_mask(rows).tolist(), mask.sum(dim=1).tolist()
         complete = [not self.is_truncated(a[:n], b[:n]) for a, b, n in zip(ids, written, lengths, strict=True)]
         # TRL masks tool_mask too. Only the product of both masks is used.
         rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}

@@ -143,12 +143,10 @@ class RolloutMaker:
         trainer, gather = self.trainer, partial(self._gather_rollout, trl_method)
         log = self.meter.log()
         with self.meter.phase(metrics.SECONDS_SCORE):
-            if not trainer.model.training:
-                rollout = gather(inputs, 0)
-            else:
+            tokens_seen = trainer.state.num_input_tokens_seen
+            rollout = gather(inputs, 0)
+            if trainer.model.training:
                 # TRL adds the tokens of all ranks to this count when it has generated.
-                tokens_seen = trainer.state.num_input_tokens_seen
-                rollout = gather(inputs, 0)
                 self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
                 counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)

@@ -59,13 +59,13 @@ def scores(path: str, dtype: torch.dtype, ids: torch.Tensor, mask: torch.Tensor,
         processing_class=load_tokenizer(path),
     )
     trainer.model.eval()
-    budget, found = trainer.grpo_math.updates.scorer.budget, {}
+    budget, found = trainer.grpo_math.scorer.packed.budget, {}
     group = mask[:GROUP].sum().item()
     for layout, most in {"a group": group, "both groups": 10**6, "half a group": group // 3}.items():
         budget.setting = most
         with torch.no_grad():
             found[layout] = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, tokens, GROUP)[0]
-    trainer.grpo_math.updates.scorer = None
+    trainer.grpo_math.scorer.packed = None
     with torch.no_grad():
         found["padded"] = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, tokens, GROUP)[0]
     return found
