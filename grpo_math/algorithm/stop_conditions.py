@@ -1,7 +1,7 @@
 """Distinguish truncated completions from those that a stop string or stop token ended. TRL supports EOS only.
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
-under ``mask_truncated_completions``. `StopConditions` corrects the metrics, and masks instead of TRL.
+under ``mask_truncated_completions``. `StopConditions` replaces these metrics, and masks instead of TRL.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,12 +38,10 @@ class StopConditions:
     def gather_metrics(
         self, masks: Sequence[Sequence[int]], truncated: Sequence[bool], accelerator: Any
     ) -> dict[str, float]:
-        """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions.
+        """Return the metrics of the ends of all ranks' completions, in place of those that TRL's `_generate` logs.
 
         ``masks``: as for `is_truncated`. TRL does not count the tokens of tools.
         """
-        if not self.exist:
-            return {}
         ends = list(zip(map(sum, masks), truncated, strict=True))
         lengths, cut = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.
