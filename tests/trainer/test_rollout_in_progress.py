@@ -360,4 +360,4 @@ def test_the_weights_of_trls_modes_are_trls_to_the_bit(ours, chars):
     for trainer.vllm_importance_sampling_mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
         rows = trainer.grpo_math.rollouts.gather_rows(trl_method, [{**row} for row in ROWS for _ in range(4)])
         assert torch.equal(rows["importance_sampling_ratio"], of_trl[-1])
-        assert len(of_trl[-1].unique()) > 3
+        assert len(of_trl[-1].unique()) > 2
