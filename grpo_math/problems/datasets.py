@@ -30,7 +30,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import file_digest, sha256
 from heapq import nsmallest
 from itertools import islice
@@ -176,10 +176,11 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
     def good() -> Iterator[Row]:
         nonlocal has_options
         ids: set[str] = set()
+        layout_of = lru_cache(maxsize=1000)(partial(which.layout, accepted=data.accepted))
         for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
             number = f"{data.label}/{line}"
             try:
-                row = {**parse_row(raw, number, data.accepted, data.source, as_is), "line": line}
+                row = parse_row(raw, number, layout_of, data.source, as_is) | {"line": line}
             except BadRow as error:
                 bad(raw, DataError(data.file, line, *error.args))
                 continue

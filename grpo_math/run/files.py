@@ -58,14 +58,26 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def replace_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
+    """Write a text as `replaced` does."""
+    with replaced(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        file.writelines([text] if isinstance(text, str) else text)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a path next to a file, and rename what the block has written there: a kill at any moment leaves the old
+    file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
     with writing(path):
-        with scratch.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-        # Without the flush, a power failure after the rename may leave an empty file under the final name.
-        flush(scratch)
-        scratch.replace(path)
+        try:
+            yield scratch
+            # Without the flush, a power failure after the rename may leave an empty file under the final name.
+            flush(scratch)
+            scratch.replace(path)
+        except BaseException:
+            # A full disk is not filled by a file that nothing uses.
+            scratch.unlink(missing_ok=True)
+            raise
 
 
 def flush(path: Path) -> None:

@@ -13,6 +13,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.prompts import as_template
 from grpo_math.problems.stored import Stored
+from grpo_math.run import files
 from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import read
 
@@ -51,8 +52,8 @@ def test_the_table_is_that_of_the_list_and_is_read_once(file, options, monkeypat
     table = prepared(file, **options)
     assert table.features == expected.features
     assert table.to_list() == expected.to_list()
-    folder = next(path for path in (file.parent / "cache/grpo_math").iterdir() if path.is_dir())
-    assert capsys.readouterr().err.endswith(f"the problems of {file} are kept in {folder}, and used again\n")
+    (kept,) = (file.parent / "cache/grpo_math").glob("*.arrow")
+    assert capsys.readouterr().err.endswith(f"the problems of {file} are kept in {kept}, and used again\n")
     monkeypatch.setattr(datasets, "read_table", lambda *_: pytest.fail("read again"))
     assert prepared(file, **options).to_list() == expected.to_list()
     assert "as an earlier process prepared them" in capsys.readouterr().err
@@ -70,7 +71,7 @@ def test_a_file_that_has_changed_is_read_again(file):
 
 def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypatch):
     if (child := os.fork()) == 0:
-        monkeypatch.setattr(stored, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(files, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
             prepared(file)
         finally:
@@ -79,7 +80,7 @@ def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypa
     cache = file.parent / "cache/grpo_math"
     assert {path.suffix for path in cache.iterdir()} == {".part", ".lock"}
     assert len(prepared(file)) == N
-    assert {path.suffix for path in cache.iterdir()} == {"", ".lock"}
+    assert {path.suffix for path in cache.iterdir()} == {".arrow", ".lock"}
 
 
 def test_without_a_folder_to_write_to_the_problems_are_in_memory(file, capsys, size_limit):  # noqa: F811
