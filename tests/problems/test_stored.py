@@ -83,18 +83,42 @@ def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypa
     assert {path.suffix for path in cache.iterdir()} == {".arrow", ".lock"}
 
 
-def test_without_a_folder_to_write_to_the_problems_are_in_memory(file, capsys, size_limit):  # noqa: F811
-    expected = prepared(file).remove_columns(["prompt", "answer_format"]).to_list()
-    capsys.readouterr()
-    size_limit(100_000)
-    table = prepared(file, template="boxed")
-    size_limit(2**40)
+@pytest.mark.parametrize("reason", ["File too large", "File exists", "Not a directory"])
+def test_without_a_folder_to_write_to_the_problems_are_in_memory(file, reason, capsys, caplog, size_limit):  # noqa: F811
+    expected = load_problems(str(file), skip_bad_rows=True, template="direct")
+    warnings = caplog.messages[:]
     cache = file.parent / "cache/grpo_math"
-    line = f"the problems of {file} are prepared in memory: {cache} cannot be written (File too large)\n"
+    if reason == "File too large":
+        size_limit(100_000)
+    else:
+        in_the_way = cache if reason == "File exists" else cache.parent
+        in_the_way.parent.mkdir(exist_ok=True)
+        in_the_way.touch()
+    table = prepared(file)
+    size_limit(2**40)
+    line = f"the problems of {file} are prepared in memory: {cache} cannot be written ({reason})\n"
     assert capsys.readouterr().err.endswith(line)
     assert table.cache_files == []
-    assert table.remove_columns(["prompt", "answer_format"]).to_list() == expected
-    assert not [path for path in cache.iterdir() if path.suffix == ".part"]
+    assert table.to_list() == hub_datasets.Dataset.from_list(expected).to_list()
+    assert caplog.messages == 2 * warnings
+    assert not [*file.parent.glob("cache/**/*.part")]
+
+
+def test_a_process_waits_for_the_one_that_prepares(file, monkeypatch):
+    read_table = datasets.read_table
+
+    def read_while_another_starts(*words):
+        nonlocal child
+        # Only the first process reads.
+        monkeypatch.setattr(datasets, "read_table", lambda *_: os._exit(1))
+        if (child := os.fork()) == 0:
+            os._exit(int(len(prepared(file)) != N))
+        return read_table(*words)
+
+    child = 0
+    monkeypatch.setattr(datasets, "read_table", read_while_another_starts)
+    assert len(prepared(file)) == N
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("disk", ["free", "full"])
