@@ -86,7 +86,7 @@ def matches(
     index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
     for name, problems in sets.items():
         for i, row in enumerate(problems):
-            for key in (whole(row["problem"]), *ngrams(row["problem"], ngram)):
+            for key in {whole(row["problem"])} | {*ngrams(row["problem"], ngram)}:
                 index.setdefault(key, set()).add((name, i))
     for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())

@@ -77,14 +77,9 @@ def with_text_before(row: Mapping[str, Any], question: str) -> str:
     >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
     """
-    names = _before(tuple(row))
+    names = [name for name in BEFORE if name in row]
     texts = [text for name in names if isinstance(text := row[name], str) and text.strip() not in question]
     return "\n".join([*texts, question])
-
-
-@lru_cache(maxsize=1000)
-def _before(columns: tuple[str, ...]) -> list[str]:
-    return [name for name in BEFORE if name in columns]
 
 
 def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
@@ -104,8 +99,6 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     if len(texts) > 1:
         # The options are sorted, so that a position does not reveal the right one.
         return labelled(sorted(map(str, [gold, *texts])))
-    if not layouts:
-        return {}
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
     longest = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.

@@ -16,19 +16,17 @@ import os
 import pickle  # noqa: TID251 -- of an unnamed file, which no other process can open
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import first_line
 from grpo_math.problems.problem import Problem
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.run import files
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import replaced, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -90,12 +88,8 @@ class Stored:
         yield from self._last
 
 
-class Read(NamedTuple):
-    """The problems of a data set, which are made as they are needed, and Arrow's types of some of their columns."""
-
-    n: int
-    problems: Iterator[Problem]
-    types: Mapping[str, Any]
+# The number of problems, the problems, which are made as they are needed, and Arrow's types of some of their columns.
+Read = tuple[int, Iterator[Problem], Mapping[str, Any]]
 
 
 def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]], Read]) -> Any:
@@ -116,7 +110,7 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
             with FileLock(f"{file}.lock"):
                 # Another process may have written the file while this one waited.
                 if not file.exists():
-                    with replaced(file) as scratch, scratch.open("wb") as sink:
+                    with files.replaced(file) as scratch, scratch.open("wb") as sink:
                         _write_rows(sink, read)
                     line = f"the problems of {name} are kept in {file}, and used again"
         rows = datasets.Dataset.from_file(str(file))
@@ -167,9 +161,8 @@ def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
     if not hasattr(rows, "select_columns"):
         yield from rows
     else:
-        for batch in rows.select_columns(list(columns)).iter(BATCH):
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
+        for batch in rows.select_columns(list(columns)).with_format("arrow").iter(BATCH):
+            yield from batch.to_pylist()
 
 
 def without(rows: Any, positions: Sequence[int]) -> Any:
@@ -204,15 +197,7 @@ def remembered(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
 
     The value is kept next to the rows if they are in the cache.
     """
-    files = getattr(rows, "cache_files", None)
-    if not files:
+    files_of_rows = getattr(rows, "cache_files", None)
+    if not files_of_rows:
         return compute()
-    file = Path(files[0]["filename"]).with_suffix(f".{name}-{len(rows)}.json")
-    # A missing file, or one that another process is writing.
-    with suppress(Unreadable):
-        return read_json(file)
-    value = compute()
-    # A full disk: the next run computes the value again.
-    with suppress(OSError):
-        write_json(file, value)
-    return value
+    return files.remembered(Path(files_of_rows[0]["filename"]).with_suffix(f".{name}-{len(rows)}.json"), compute)

@@ -7,10 +7,12 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from grpo_math.reading import Unreadable, read_json
 
 # torch, safetensors, tokenizers and pyarrow each raise another class. All but torch pass on the system's text.
 NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)]
@@ -55,6 +57,18 @@ def write_json(path: Path, content: Any) -> None:
     """Write JSON as `replace_text` does, and create the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+
+
+def remembered(path: Path, compute: Callable[[], Any]) -> Any:
+    """Return the JSON value of a file. Without the file, return what ``compute`` returns, and write the file."""
+    # Another process may be writing the file.
+    with suppress(Unreadable):
+        return read_json(path)
+    value = compute()
+    # A full disk: the next run computes the value again.
+    with suppress(OSError):
+        write_json(path, value)
+    return value
 
 
 def replace_text(path: Path, text: str | Iterable[str]) -> None:

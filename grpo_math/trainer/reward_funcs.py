@@ -53,8 +53,7 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
     n = len(data) if columns and hasattr(data, "__len__") else 0
-    # ``None``: Python's numbers instead of tensors.
-    missing = sum(read_gold_answer(row) is None for row in rows_with(data.with_format(None), *columns)) if n else 0
+    missing = sum(read_gold_answer(row) is None for row in rows_with(data, *columns)) if n else 0
     if reserved := [name for name in names if name in ARGUMENTS]:
         raise ConfigError(
             "dataset",
