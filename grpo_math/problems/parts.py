@@ -91,6 +91,8 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     {'A': '6', 'B': '7', 'C': '8'}
     """
     lists, wrongs, layouts = _option_columns(tuple(row))
+    if not (lists or wrongs or layouts):
+        return {}
     for name in lists:
         if row[name] is not None:
             return labelled(row[name])
