@@ -77,7 +77,7 @@ def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(monke
     *intervals, line = axes.lines
     assert [tuple(one.get_ydata()) for one in intervals] == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
     assert (line.get_marker(), list(line.get_ydata())) == ("o", [0.5, 0.25, 1.0])
-    assert (axes.get_ylim(), axes.get_xlabel(), axes.get_ylabel()) == ((0, 1.02), "optimizer step", "share")
+    assert axes.get_ylim()[0] == 0, "or a small change would look like a large one"
     assert axes.yaxis.get_major_formatter()(0.125, 0) == "12.5%"
     png(
         [
@@ -90,10 +90,13 @@ def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(monke
     raw, line = axes.lines
     assert (list(raw.get_ydata())[:2], line.get_marker()) == ([0, 1], "")
     assert list(line.get_ydata())[:4] == smoothed([i % 2 for i in many])[:4] == [1 / 3, 0.5, 0.4, 0.6]
-    assert axes.get_xlabel() == "optimizer step; thick: moving average"
-    assert axes.get_ylim()[0] <= 0 < axes.get_ylim()[1] < 1.1
-    assert other.get_ylim() == (0, 0.05)
-    assert [one.get_subplotspec().get_geometry()[:3] for one in (axes, row, other)] == [(2, 2, 0), (2, 2, 1), (2, 2, 2)]
+    assert "moving average" in axes.get_xlabel()
+    # Each plot begins at 0, ends near its largest value, and has a place of its own.
+    for one, largest in ((axes, 1), (row, 40), (other, 0.01)):
+        bottom, top = one.get_ylim()
+        assert bottom <= 0 < largest <= top
+    assert other.get_ylim()[1] < 1
+    assert len({one.get_position().bounds for one in (axes, row, other)}) == 3
 
 
 # The pace of the ten newest lines counts: the first, with the compilation, is not one of them.
@@ -135,8 +138,12 @@ def test_points_of_the_same_number_of_problems_are_joined_except_before_and_afte
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["held-out problems"]
 
 
-@pytest.mark.parametrize(("length", "columns"), [(9, 3), (18, 2), (20, 1), (40, 1), (90, 1)])
-def test_a_long_name_wraps_in_the_legend(length, columns):
-    axes = drawn(REWARD, [Curve("n" * length, [1], [0.5], []), *[Curve(f"part {i}", [1], [0.5], []) for i in range(4)]])
-    assert axes.get_legend()._ncols == columns
-    assert max(len(line) for text in axes.get_legend().get_texts() for line in text.get_text().split("\n")) <= 48
+@pytest.mark.parametrize("length", [9, 18, 40, 90])
+def test_a_legend_of_long_names_lies_within_its_plot(length, monkeypatch):
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **more: drawn.append(figure))
+    drawn, names = [], ["n" * length, *(f"part {i}" for i in range(4))]
+    png([(REWARD, [Curve(name, [1], [0.5], []) for name in names])])
+    [figure] = drawn
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend().get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
