@@ -98,11 +98,10 @@ class Layout(NamedTuple):
         empty = None
         for name in self.present.get(field, ()):
             value = _value(row, name)
-            if value is None:
-                continue
-            if not isinstance(value, str) or value.strip():
+            if isinstance(value, str) and not value.strip():
+                empty = empty or (name, value)
+            elif value is not None:
                 return name, value
-            empty = empty or (name, value)
         return empty or ("", None)
 
 

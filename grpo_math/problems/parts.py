@@ -77,8 +77,8 @@ def with_text_before(row: Mapping[str, Any], question: str) -> str:
     >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
     """
-    names = [name for name in BEFORE if name in row]
-    texts = [text for name in names if isinstance(text := row[name], str) and text.strip() not in question]
+    columns = (row[name] for name in BEFORE if name in row)
+    texts = [text for text in columns if isinstance(text, str) and text.strip() not in question]
     return "\n".join([*texts, question])
 
 

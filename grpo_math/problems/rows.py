@@ -67,7 +67,7 @@ def parse_row(
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
-    if not isinstance(raw, bytes) or b"\\u" in raw or b"\xed" in raw:  # how a line would contain one
+    if not isinstance(raw, bytes) or rb"\ud" in raw or rb"\uD" in raw or b"\xed" in raw:  # how a line would contain one
         _check(not HALF.search(AS_TEXT.encode(fields)), "row", "contains half a character")
     layout = layout_of(tuple(fields))
     named = layout.by_name(fields)
