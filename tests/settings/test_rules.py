@@ -39,7 +39,7 @@ def test_the_defaults_break_no_rule_and_neither_does_null():
     [
         {"vllm_server_base_url": "http://ada:se/cret@host:80"},
         {"reference_model": "http://ada:se/cret@host:80", "beta": 1.0},
-        {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.MODEL_KEYWORDS, 1)}},
+        {"model_init_kwargs": {"token": "hf_cret", **dict.fromkeys(rules.TABLE["keywords"]["model_init_kwargs"], 1)}},
     ],
 )
 def test_the_line_of_a_rule_shows_no_secret(changed):
@@ -219,8 +219,14 @@ BROKEN = {
         (SHARED | {"cast_lm_head_to_fp32": True}, "vllm_share_weights"),
         (SHARED | LORA | {"load_in_8bit": True}, "vllm_share_weights"),
         (SHARED | LORA | {"load_in_4bit": True}, "use_bnb_nested_quant"),
-        *(({"model_init_kwargs": {name: 1}}, "model_init_kwargs") for name in rules.MODEL_KEYWORDS),
-        *(({"generation_kwargs": {name: 1}}, "generation_kwargs") for name in rules.GENERATION_KEYWORDS),
+        *(
+            ({"model_init_kwargs": {name: 1}}, "model_init_kwargs")
+            for name in rules.TABLE["keywords"]["model_init_kwargs"]
+        ),
+        *(
+            ({"generation_kwargs": {name: 1}}, "generation_kwargs")
+            for name in rules.TABLE["keywords"]["generation_kwargs"]
+        ),
         ({"trust_remote_code": True}, "trust_remote_code"),
         ({"keep_best": True}, "keep_best"),
         ({"remove_unused_columns": True}, "remove_unused_columns"),
