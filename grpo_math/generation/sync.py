@@ -59,7 +59,7 @@ from grpo_math.system.collectives import broadcast_from_main
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     """Make TRL's trainer use an `AdapterGeneration` inside this context, if it trains a PEFT adapter and ``vllm_sync``
-    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`."""
+    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`. All ranks call this."""
     if not args.use_vllm:
         yield
         return
@@ -67,6 +67,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
+        """Take the place of TRL's class. All ranks call this."""
         with restored_methods(kwargs["model"]):
             if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
                 return AdapterGeneration(args, shared, **kwargs)
