@@ -711,9 +711,8 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(check_services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
-    listed = "".join(f"{i}, GPU-{i}, 24576, 3\\n" for i, _ in enumerate(world.get("gpus", ())))
-    capabilities = "".join(f"{i}, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
-    launching.nvidia_smi(here, listed, capabilities=capabilities)
+    listed = "".join(f"{i}, GPU-{i}, 24576, 3, a GPU, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
+    launching.nvidia_smi(here, listed, more="")
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     replaced = {
         "gpu": (gpus, "visible_gpus"),
