@@ -622,6 +622,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         (WANDB, {"env": {"WANDB_API_KEY": "secret"}}, []),
         (WANDB, {"files": {".netrc": NETRC}}, []),
+        (WANDB, {"files": {"mine": NETRC}, "env": {"NETRC": "mine"}}, []),
         (["--report_to", "tensorboard"], {}, []),
     ],
     "vllm_server": [
@@ -724,7 +725,8 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
         monkeypatch.setattr("grpo_math.system.machine.versions", lambda: versions)
-    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
+    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY"), "")
+    monkeypatch.delenv("NETRC", raising=False)
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))
     # The Hub's client reads its variables when it is imported.
