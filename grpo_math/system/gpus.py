@@ -16,7 +16,8 @@ DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 class Gpu(NamedTuple):
     """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused).
 
-    The memory that a desktop takes is left out of ``gb``. ``capability``: the compute capability, None if unknown.
+    The memory that a desktop takes is left out of ``gb``. ``used_mb``: the MB in use. ``capability``: the compute
+    capability, None if unknown.
     """
 
     number: int
