@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from grpo_math.generation.names import NORMED
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 
@@ -31,8 +32,6 @@ MAX_TILES = 4  # 4-bit weights are dequantised once more for each tile
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # These treat every token by itself. In 8 bit, other tokens decide which columns are outliers.
 LINEAR = ("Linear", "Linear4bit")
-# Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: it is computed in the tiles as well.
-NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
 def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:

@@ -1,5 +1,7 @@
 """The table of rules: each rule is broken by settings that are searched for, and says its line everywhere."""
 
+import re
+
 import pytest
 
 from grpo_math.checks.preflight import preflight
@@ -91,6 +93,14 @@ def test_a_rule_can_be_broken_and_says_its_line_in_the_doctor(number):
     if level == "error" or "error" not in dict(violations(settings)):
         findings = preflight(Setup(Recipe(settings, set(), [], [], [])), only=("settings",))
         assert (level, f"{line}") in [(one.level, f"{one.message}: {one.remedy}") for one in findings]
+
+
+def test_the_table_names_only_settings_and_facts():
+    for row in rules.TABLE["trainer"] + rules.TABLE["program"]:
+        for word in row["fields"].split():
+            assert any(re.fullmatch(word, name) for name in DEFAULTS), word
+    names = {name for rule in RULES for conditions in rule.when for name in conditions}
+    assert names <= {*DEFAULTS, *rules.FACTS}
 
 
 def test_the_defaults_break_no_rule_and_neither_does_null():
