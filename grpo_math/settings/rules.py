@@ -13,6 +13,7 @@ import logging
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,27 +55,19 @@ def keyword(s: Settings, mapping: str, name: str, default: Any = None) -> Any:
     return s[mapping].get(name, default) if isinstance(s[mapping], dict) else default
 
 
-def _biased_sampling(s: Settings) -> bool:
-    """Return True if vLLM samples from a changed distribution, which the trainer does not compute."""
-    penalties = ("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens")
-    return any(
-        keyword(s, "generation_kwargs", name) for name in (*penalties, "structured_outputs", "logits_processors")
-    )
-
-
 def _is_pattern(s: Settings) -> bool:
     """Return True if peft can read the modules: TRL makes a list of one name a string, which is a pattern."""
     modules = s["lora_target_modules"] or []
-    try:
+    with suppress(re.error):
         return len(modules) != 1 or bool(re.compile(modules[0]))
-    except re.error:
-        return False
+    return False
 
 
-def _negative_rewards(s: Settings) -> bool:
-    return bool(set(s["rewards"]) & set(NEGATIVE)) or any(weight < 0 for weight in s["reward_weights"] or ())
-
-
+# Names in generation_kwargs that change the distribution that vLLM samples from, and not the trainer's.
+BIASING = (
+    *("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens"),
+    *("structured_outputs", "logits_processors"),
+)
 NEGATIVE = [name for name, one in SHIPPED.items() if one.can_be_negative]
 # Names in the conditions of rules that are not settings.
 FACTS: dict[str, Callable[[Settings], Any]] = {
@@ -91,7 +84,7 @@ FACTS: dict[str, Callable[[Settings], Any]] = {
     "port_in_url": lambda s: re.search(rf":{s['vllm_server_port']}(/|$)", s["vllm_server_base_url"]),
     "is_server_address": lambda s: is_address(s["vllm_server_base_url"]),
     "is_teacher_address": lambda s: is_address(s["reference_model"]),
-    "biased_sampling": _biased_sampling,
+    "biased_sampling": lambda s: any(keyword(s, "generation_kwargs", name) for name in BIASING),
     "samples": lambda s: (
         keyword(s, "generation_kwargs", "do_sample", True) and keyword(s, "generation_kwargs", "num_beams", 1) == 1
     ),
@@ -101,7 +94,7 @@ FACTS: dict[str, Callable[[Settings], Any]] = {
     "has_python": lambda s: "python" in s["tools"],
     "has_one_reward": lambda s: len(s["rewards"]) == 1,
     "repeats_rewards": lambda s: len(set(s["rewards"])) < len(s["rewards"]),
-    "negative_rewards": _negative_rewards,
+    "negative_rewards": lambda s: set(s["rewards"]) & set(NEGATIVE) or min(s["reward_weights"] or (0,)) < 0,
     "weights_fit_rewards": lambda s: s["reward_weights"] is None or len(s["reward_weights"]) == len(s["rewards"]),
     "is_pattern": _is_pattern,
     "eight_ranks": lambda s: 8 * s["lora_r"],
@@ -152,8 +145,9 @@ class Rule(NamedTuple):
 
     def broken(self, s: Settings) -> bool:
         """Return True if the settings break the rule."""
-        broken = any(all(fits(s, *one) for one in conditions.items()) for conditions in self.when)
-        return broken and (self.of_defaults or bool(changed(s, self.fields)))
+        return any(all(fits(s, *one) for one in conditions.items()) for conditions in self.when) and (
+            self.of_defaults or bool(changed(s, self.fields))
+        )
 
 
 def from_row(
@@ -179,43 +173,29 @@ def from_row(
     return Rule(" ".join(names), alternatives, reason, remedy, "error" if error else "warning", of_defaults)
 
 
-def _not_read(surrogate: str, read: str) -> Rule:
-    """Return the rule for the settings of other surrogates."""
-    others = dict.fromkeys(name for names in READ_BY.values() for name in names.split() if name not in read.split())
-    reason = f"has no effect: the surrogate {surrogate} does not read it"
-    return Rule(" ".join(others), [{"surrogate_of": surrogate}], reason, level="warning")
-
-
-# A key of a mapping -> the recipe's field for it.
-MODEL_KEYWORDS = {
-    **{name: name for name in ("dtype", "attn_implementation", "trust_remote_code")},
-    "torch_dtype": "dtype",
-    "revision": "model_revision",
-    "quantization_config": "load_in_4bit",
-}
-GENERATION_KEYWORDS = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")},
-    **dict.fromkeys(("max_new_tokens", "max_length", "max_tokens"), "max_completion_length"),
-    **dict.fromkeys(("num_return_sequences", "n"), "num_generations"),
-}
-
-
-def _sets(mapping: str, name: str, field: str) -> Rule:
-    """Return the rule that a mapping must not set ``name``, which has the field ``field``."""
-    return Rule(mapping, [{mapping: {"contains": name}}], f"sets {name}, which has a field", f"set {field}")
-
-
 TABLE = read_yaml(Path(__file__).with_name("rules.yaml"))
+OF_SURROGATES = tuple(dict.fromkeys(" ".join(READ_BY.values()).split()))
 TRAINER_RULES = [
     *(from_row(**row) for row in TABLE["trainer"]),
-    *(_not_read(surrogate, read) for surrogate, read in {**READ_BY, "module:function": ""}.items()),
+    *(
+        Rule(
+            " ".join(name for name in OF_SURROGATES if name not in read.split()),
+            [{"surrogate_of": surrogate}],
+            f"has no effect: the surrogate {surrogate} does not read it",
+            level="warning",
+        )
+        for surrogate, read in {**READ_BY, "module:function": ""}.items()
+    ),
     Rule("reference_model", [{"teacher_url": True, "is_teacher_address": False}], *NO_ADDRESS),
     Rule("vllm_server_base_url", [{"vllm_server_base_url": True, "is_server_address": False}], *NO_ADDRESS),
 ]
 PROGRAM = [
     *(from_row(**row) for row in TABLE["program"]),
-    *(_sets("model_init_kwargs", name, field) for name, field in MODEL_KEYWORDS.items()),
-    *(_sets("generation_kwargs", name, field) for name, field in GENERATION_KEYWORDS.items()),
+    *(
+        Rule(mapping, [{mapping: {"contains": name}}], f"sets {name}, which has a field", f"set {field}")
+        for mapping, keywords in TABLE["keywords"].items()
+        for name, field in keywords.items()
+    ),
     Rule("staleness", [{"tools": True}], NO_PREFETCH.format("tools"), "leave it at 0"),
     Rule("lora_r", [{"use_peft": True, "use_vllm": True, "vllm_sync": "adapter", "lora_r": {"gt": RANKS[-1]}}], *ABOVE),
     Rule(
@@ -241,9 +221,8 @@ def violations(s: Settings, rules: Sequence[Rule] = RULES) -> Iterator[tuple[str
 
 def refuse(s: Settings) -> None:
     """Raise the first error of the settings of a `MathGRPOConfig`; log the warnings if there is no error."""
-    lines = list(violations(s, TRAINER_RULES))
-    for level, line in lines:
+    # An error comes before a warning.
+    for level, line in sorted(violations(s, TRAINER_RULES), key=operator.itemgetter(0)):
         if level == "error":
             raise line
-    for _, line in lines:
         logger.warning(str(line))

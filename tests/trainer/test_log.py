@@ -102,26 +102,21 @@ def test_a_notebook_shows_loss_reward_accuracy_and_length_of_each_step(ours, mon
     assert all(math.isfinite(float(cell)) for cell in table[5:])
 
 
-PRINTED = """
-╭──────────────────────────── Step 3 ─────────────────────────────╮
-│ ┏━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━┓ │
-│ ┃ Prompt ┃ Completion          ┃ reward ┃ Advantage ┃ verdict ┃ │
-│ ┡━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━┩ │
-│ │ 3 + 4? │ [bold]7[/bold] [/x] │   1.00 │      0.50 │ correct │ │
-│ ├────────┼─────────────────────┼────────┼───────────┼─────────┤ │
-│ │        │ 8                   │   0.00 │     -0.50 │         │ │
-│ └────────┴─────────────────────┴────────┴───────────┴─────────┘ │
-╰─────────────────────────────────────────────────────────────────╯
-"""
-
-
 def test_the_first_completions_are_printed_in_a_table_in_which_text_of_a_model_is_no_markup(capsys):
     columns = {"reward": [1.0, 0.0, 0.0], "verdict": ["correct", None, "wrong"]}
     texts = {"prompt": ["3 + 4?", "3 + 4?", "x"], "completion": ["[bold]7[/bold] [/x]", "8", "9"]}
     for most in (2, 0):
         console.print_completions({**texts, "advantages": [0.5, -0.5, 0.0], "rewards": {}, "extra": columns}, 3, most)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert "\n".join(lines).strip() == PRINTED.strip()
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line[:1] == "│" and line.count("│") + line.count("┃") > 6
+    ]
+    assert [[cell.strip() for cell in re.split("[│┃]", line)[2:-2]] for line in lines] == [
+        ["Prompt", "Completion", "reward", "Advantage", "verdict"],
+        ["3 + 4?", "[bold]7[/bold] [/x]", "1.00", "0.50", "correct"],
+        ["", "8", "0.00", "-0.50", ""],
+    ]
 
 
 ROWS = [
