@@ -38,7 +38,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("checks.live", "checks.training", "trainer.recipe_settings"),
     *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.probe"),
     *("evaluation.results",),
-    *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.tool_loop"),
+    *("evaluation.toolbox", "trainer.reward_funcs", "trainer.row_scorer", "trainer.tool_loop"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
     *("generation.lost_server", "generation.served_teacher"),
@@ -70,6 +70,7 @@ TRL = {  # of these, what needs TRL itself
     *("train.program", "train.resuming", "train.two_steps"),
     *(
         "trainer.rollout_queue",
+        "trainer.row_scorer",
         "trainer.updates",
         "trainer.trainer_parts",
         "trainer.build",

@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
-from grpo_math.generation.completion import Completion
+from grpo_math.generation.completion import Completion, is_truncated
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
@@ -138,17 +138,14 @@ def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
 def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[str] = ()) -> Completion:
     """Return the completion in generated ids, up to the first token, or the first of the texts ``stop``, that ends
     one."""
-    end = next((t for t, token in enumerate(ids) if token in stops), None)
-    if stop and end is None:
+    end = next((t for t, token in enumerate(ids) if token in stops), len(ids))
+    if stop and end == len(ids):
         # In a batch, transformers fills the row behind a stop string with padding. A text that is in the first tokens
         # is also in more of them, so the first token is found by halves.
-        first = bisect_left(
-            range(len(ids)), True, key=lambda t: any(text in tokenizer.decode(ids[: t + 1]) for text in stop)
-        )
-        end = first if first < len(ids) else None
-    kept = ids if end is None else ids[: end + 1]
+        end = bisect_left(range(len(ids)), True, key=lambda t: not is_truncated(tokenizer, ids[: t + 1], stops, stop))
+    kept = ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
-    return Completion(kept, text=text, truncated=end is None)
+    return Completion(kept, text=text, truncated=is_truncated(tokenizer, kept, stops, stop))
 
 
 # One text as a stream, of a model or of the base model under its adapter.

@@ -86,19 +86,19 @@ def run(args: argparse.Namespace) -> Answer:
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
     has_command = answer["best"] or (args.nodes and answer["fits"])
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
+    changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
     lines = [line for suggestion in answer["suggestions"] for line in suggestion["set"]]
-    changes = [word for line in lines for word in f"--{line}".split(": ", 1)]
-    answer["command"] = shlex.join([*words, *args.fields, *changes, *_options(args, chosen)]) if has_command else None
-    answer["extras"] = _extras(recipe, answer, chosen) if has_command else []
+    options = [word for line in lines for word in f"--{line}".split(": ", 1)]
+    answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
+    answer["extras"] = _extras({**recipe, **changes}, chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
 
-def _extras(recipe: Mapping[str, Any], answer: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+def _extras(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
     """Return the extras of this package that the line to paste needs."""
-    s = {**recipe, **{name: value for one in answer["suggestions"] for name, value in one["change"].items()}}
     needs = {
-        "quant": s.get("load_in_4bit") or "8bit" in s.get("optim", ""),
-        "vllm": s.get("use_vllm") and s.get("vllm_mode") == "colocate",
+        "quant": settings.get("load_in_4bit") or "8bit" in settings.get("optim", ""),
+        "vllm": settings.get("use_vllm") and settings.get("vllm_mode") == "colocate",
         "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]

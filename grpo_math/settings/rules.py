@@ -166,7 +166,11 @@ def from_row(
     """
     if without:
         when, no_effect, remedy = {without: False}, f"{without} is not set", f"set {without}, or {LEAVE}"
-    names = [name for word in fields.split() for name in defaults() if re.fullmatch(word, name)]
+    known = defaults()
+    # Most words are names. An expression is compared with every name.
+    names = [
+        name for word in fields.split() for name in ([word] if word in known else known) if re.fullmatch(word, name)
+    ]
     alternatives = when if isinstance(when, list) else [when or {}]
     of_defaults = not no_effect and any(name in conditions for name in names for conditions in alternatives)
     reason = error or warning or f"has no effect: {no_effect}"

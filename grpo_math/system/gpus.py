@@ -14,7 +14,7 @@ DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 
 
 class Gpu(NamedTuple):
-    """A GPU as nvidia-smi lists it: its number, GB of memory, and the process that uses it ("" if unused).
+    """A GPU as nvidia-smi lists it: its number, GB of memory, and the other processes that use it ("" if unused).
 
     The memory that a desktop takes is left out of ``gb``. ``used_mb``: the MB in use. ``capability``: the compute
     capability, None if unknown.
@@ -46,15 +46,16 @@ def first_gpus(count: int | None) -> list[Gpu]:
 def visible_gpus() -> list[Gpu]:
     """Return the GPUs of this machine in CUDA_VISIBLE_DEVICES, in its order; none if nvidia-smi fails.
 
-    As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists a process
-    on it. A container may hide the processes, so it also counts as used if more memory is taken than a desktop takes.
+    As in CUDA, an unknown name and all names after it are ignored. A GPU counts as used if nvidia-smi lists another
+    process on it. A container may hide the processes, so it also counts as used if more memory is taken than a desktop
+    takes.
     """
     gpus = {}
     try:
         processes = ask_nvidia_smi("compute-apps=gpu_uuid,pid")
         columns = "gpu=index,uuid,memory.total,memory.used,name,compute_cap"
         for index, uuid, total, used, name, capability in ask_nvidia_smi(columns):
-            pids = ", ".join(pid for gpu, pid in processes if gpu == uuid)
+            pids = ", ".join(pid for gpu, pid in processes if gpu == uuid and pid != str(os.getpid()))
             used_mb = int(used) if used.isdigit() else 0
             taken = used_mb if used_mb > int(total) / 10 else 0
             hidden = f"a hidden process with {taken / 1024:.1f} GB" if taken > max(DESKTOP, int(total) / 4) else ""

@@ -34,21 +34,19 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 LINEAR = ("Linear", "Linear4bit")
 
 
-def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
-    """Call `tile_layers` if the training arguments allow it. Return how many layers have a tiled MLP."""
+def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> None:
+    """Call `tile_layers` if the training arguments allow it."""
     # Without checkpointing, each tile would keep its tensors until the backward pass.
     if not args.gradient_checkpointing:
-        return 0
+        return
     hindrances = {
         "use_reentrant": (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
         "torch_compile": args.torch_compile,
         f"{split_by(accelerator)}, which splits the weights": split_by(accelerator),
     }
     reason = next((reason for reason, applies in hindrances.items() if applies), None)
-    tiled = 0 if reason else tile_layers(models)
-    if not tiled:
+    if reason or not tile_layers(models):
         switched_off("tiled MLP", reason or "no layer of the model ends with gate, up and down projections")
-    return tiled
 
 
 def tile_layers(models: list[Any]) -> int:

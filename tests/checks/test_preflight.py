@@ -595,6 +595,11 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": WORDS},
             [LENGTHS, OVER.format(2, 8171, "max_position_embeddings of the model, 8192")],
         ),
+        (
+            [*ROWS, "--model_name_or_path", "."],
+            {"files": {**WORDS, "config.json": '{"model_type": "gpt2", "n_positions": 530}'}},
+            [LENGTHS, OVER.format(5, 512, "max_position_embeddings of the model, 530")],
+        ),
         ([*ROWS, "--vllm_max_model_length", "30"], {"files": WORDS}, [LENGTHS]),
         ([*ROWS, "--use_vllm", "--vllm_max_model_length", "535"], {"files": WORDS}, [LENGTHS]),
         (

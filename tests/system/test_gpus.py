@@ -1,5 +1,6 @@
 """GPUs as nvidia-smi lists them."""
 
+import os
 from functools import partial
 
 import launching
@@ -20,7 +21,7 @@ THREE = "0, GPU-aa, 24576, 3\\n1, GPU-ab, 24576, 9000\\n2, GPU-bb, 81920, 500\\n
 
 
 def test_gpus_with_their_memory_and_who_uses_them(nvidia_smi):
-    nvidia_smi(THREE, "GPU-bb, 12\\nGPU-bb, 13\\n")
+    nvidia_smi(THREE, f"GPU-bb, 12\\nGPU-bb, 13\\nGPU-aa, {os.getpid()}\\n")
     idle, held, used = visible_gpus()
     assert idle == Gpu(0, 24.0, "", 3, "a GPU")
     assert held.used_by == "a hidden process with 8.8 GB", "as in a container, which hides the processes of others"
