@@ -61,11 +61,6 @@ def shuffled(n: int, seed: int, passed: int) -> list[int]:
     return random.Random(f"{seed}/{passed}").sample(range(n), n)
 
 
-def correctness(verdicts: Sequence[Verdict]) -> list[bool | None]:
-    """Return True for a correct completion, False for a wrong one, and None for one that could not be graded."""
-    return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
-
-
 def refuse_ungraded(data: Any, resample_groups: int) -> None:
     """Raise `ConfigError` for data without gold answers, or of unknown length."""
     # Without known columns, the first rollout shows if there are verdicts.
@@ -175,13 +170,13 @@ class Resampler(Stateful):
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
-        """Return the completions of all ranks, group after group: rows, `correctness`, and the columns of the table of
-        completions that have an entry for each."""
+        """Return the completions of all ranks, group after group: rows, whether each is correct (None: not graded), and
+        the columns of the table of completions that have an entry for each."""
         if rollout.verdicts is None:
             raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
-        correct = correctness(rollout.verdicts)
+        correct = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
         rows = gather_rows(rollout.tensors, self.accelerator)
         # A script may log too few values, and two reward functions of one name have one column.
         columns = {

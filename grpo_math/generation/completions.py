@@ -87,7 +87,7 @@ def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]
     # 50). Chat models set sampling and a repetition penalty there, so that a greedy evaluation would sample.
     sampling = {"min_p": 0.0} if getattr(model.generation_config, "min_p", None) else {}
     sampling |= request.for_transformers(vars(GenerationConfig()))
-    stops = request.end_tokens(stop_ids(tokenizer, model.generation_config))
+    stops = stop_ids(tokenizer, model.generation_config, request)
     config = GenerationConfig(
         max_new_tokens=request.max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )
@@ -121,18 +121,19 @@ def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
     return generate
 
 
-def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Return every token that ends a completion, by the tokenizer or by the model's generation_config.
+def stop_ids(tokenizer: Any, generation_config: Any, request: Request) -> list[int]:
+    """Return every token that ends a completion, by the request, the tokenizer or the model's generation_config.
 
     >>> from types import SimpleNamespace
-    >>> tokenizer = SimpleNamespace(eos_token_id=9)
-    >>> [stop_ids(tokenizer, GenerationConfig(eos_token_id=ends)) for ends in (None, 7, [3, 9])]
-    [[9], [7, 9], [3, 9]]
-    >>> stop_ids(tokenizer, None)
-    [9]
+    >>> tokenizer, request = SimpleNamespace(eos_token_id=9), Request(stop_token_ids=[5])
+    >>> [stop_ids(tokenizer, GenerationConfig(eos_token_id=ends), request) for ends in (None, 7, [3, 9])]
+    [[5, 9], [5, 7, 9], [3, 5, 9]]
+    >>> stop_ids(tokenizer, None, request), stop_ids(tokenizer, None, Request(options={"ignore_eos": True}))
+    ([5, 9], [])
     """
     ends = generation_config.eos_token_id if generation_config is not None else None
-    return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+    of_model = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    return sorted({*request.stop_token_ids, *(() if request.options.get("ignore_eos") else of_model)})
 
 
 def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[str] = ()) -> Completion:

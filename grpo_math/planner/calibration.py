@@ -3,7 +3,6 @@
 One file for each card and versions, in the cache folder. calibrate.py makes the file.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.cards import Card
 from grpo_math.reading import read_object
+from grpo_math.run.files import write_json
 from grpo_math.system.gpus import visible_gpus
 from grpo_math.system.machine import versions
 
@@ -82,5 +82,4 @@ def stored() -> Calibration | None:
 
 
 def store(calibration: Calibration) -> None:
-    path().parent.mkdir(parents=True, exist_ok=True)
-    path().write_text(json.dumps(calibration._asdict(), indent=1), encoding="utf-8")
+    write_json(path(), calibration._asdict())

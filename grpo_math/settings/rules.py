@@ -111,7 +111,7 @@ def value_of(s: Settings, name: str) -> Any:
     return FACTS[name](s) if name in FACTS else s[name]
 
 
-def fits(s: Settings, name: str, wanted: Any) -> bool:
+def fits(s: Settings, name: str, expected: Any) -> bool:
     """Return True if a setting, or a fact, has a value as rules.yaml describes it.
 
     >>> s = {"use_vllm": True, "vllm_mode": "server", "max_steps": 8, "logging_steps": 9}
@@ -119,17 +119,17 @@ def fits(s: Settings, name: str, wanted: Any) -> bool:
     (True, True, True)
     """
     value = value_of(s, name)
-    if isinstance(wanted, dict):
-        [(sign, bound)] = wanted.items()
+    if isinstance(expected, dict):
+        [(sign, bound)] = expected.items()
         if sign == "not":
             return not fits(s, name, bound)
         if sign == "contains":
             return isinstance(value, dict) and bound in value
         limit = value_of(s, bound) if isinstance(bound, str) else bound
         return value is not None and bool(getattr(operator, sign)(value, limit or 0))
-    if isinstance(wanted, bool):
-        return bool(value) == wanted
-    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
+    if isinstance(expected, bool):
+        return bool(value) == expected
+    return value in expected if isinstance(expected, list) else bool(value == expected)
 
 
 class Rule(NamedTuple):

@@ -702,7 +702,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server():
     server = AnsweringHTTP()
     yield server

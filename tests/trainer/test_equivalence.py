@@ -85,6 +85,15 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_p
         torch.testing.assert_close(entropies, scores[0][1])
 
 
+def test_what_an_update_and_a_rollout_leave_in_the_cache_goes_back_before_and_after_sampling(trainer, monkeypatch):
+    events = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("freed"))
+    hook = trainer.model.register_forward_pre_hook(lambda *_: events.append("sampled"))
+    trainer._generate_single_turn([[5, 6, 7]], None, {}, num_generations=1)
+    hook.remove()
+    assert (events[0], events[1], events[-2], events[-1]) == ("freed", "sampled", "sampled", "freed")
+
+
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
 TORN = {**SMALL, "num_iterations": 2}
 # The rewards, the settings of both trainers, and those of ours alone.
