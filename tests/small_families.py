@@ -140,7 +140,7 @@ def scored(kind, trainer, prompts=(7, 3, 12), group=4, lengths=(5, 3, 9, 1), und
 
 def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
-    trainer.grpo_math.updates.agree_to_pack()
+    trainer.grpo_math.scorer.agree_to_pack()
     if trainer.grpo_math.updates.dry_run_due:
         largest_batch.dry_run(
             trainer,

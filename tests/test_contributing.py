@@ -46,8 +46,8 @@ CHANGES = {
          '    "median_low": Check("the median reward is low", "completions are long", "ask for short answers"),\n'),
     ],
     "rule": [
-        ("settings/rules.py", "    unused(\n        \"baseline scale_rewards",
-         '    Rule("beta", lambda s: s["beta"] > 1, "is above 1", "lower it", "warning"),\n'),
+        ("settings/rules.yaml", "  - fields: baseline scale_rewards",
+         "  - {fields: beta, when: {beta: {gt: 1}}, warning: is above 1, remedy: lower it}\n"),
     ],
     "data set": [
         ("problems/sources.yaml", "numina_tir: {", "halves: {hub: me/halves, files: {train: halves.jsonl}}\n"),

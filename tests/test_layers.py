@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("checks.live", "checks.training", "trainer.recipe_settings"),
     *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.probe"),
     *("evaluation.results",),
-    *("evaluation.toolbox", "trainer.overrides", "trainer.reward_funcs", "trainer.tool_loop"),
+    *("evaluation.toolbox", "trainer.reward_funcs", "trainer.row_scorer", "trainer.tool_loop"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
     *("generation.lost_server", "generation.served_teacher"),
@@ -69,6 +70,7 @@ TRL = {  # of these, what needs TRL itself
     *("train.program", "train.resuming", "train.two_steps"),
     *(
         "trainer.rollout_queue",
+        "trainer.row_scorer",
         "trainer.updates",
         "trainer.trainer_parts",
         "trainer.build",
@@ -88,29 +90,35 @@ def name_of(path: Path) -> str:
 NAMES = set(map(name_of, FILES))
 
 
-def parsed(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_downward(path):
-    room = name_of(path).partition(".")[0]
-    for node in parsed(path):
-        imported = [alias.name for alias in getattr(node, "names", []) if isinstance(node, ast.Import | ast.ImportFrom)]
-        if isinstance(node, ast.ImportFrom):
-            imported = [f"{node.module}.{name}" for name in imported]
-        others = {name.split(".")[1] for name in imported if name.startswith("grpo_math.")} - {"__version__", room}
-        upward = {other for other in others if LEVEL[other] <= LEVEL[room]}
-        assert not upward, f"{name_of(path)} imports {upward}, which does not stand below it"
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield each function with the name of its file."""
+    for name, tree in trees().items():
+        yield from ((name, node) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_function_fits_on_a_screen(path):
+def test_imports_point_downward():
+    for file, tree in trees().items():
+        room = file.partition(".")[0]
+        for node in ast.walk(tree):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                imported = [f"{node.module}.{name}" for name in imported]
+            others = {name.split(".")[1] for name in imported if name.startswith("grpo_math.")} - {"__version__", room}
+            upward = {other for other in others if LEVEL[other] <= LEVEL[room]}
+            assert not upward, f"{file} imports {upward}, which does not stand below it"
+
+
+def test_a_function_fits_on_a_screen():
     """A longer one says why in its docstring, in a sentence that begins with "Long because"."""
-    for node in parsed(path):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            assert length <= 60 or "Long because" in (ast.get_docstring(node) or ""), f"{node.name}: {length} lines"
+    for file, function in functions():
+        length = function.end_lineno - function.lineno + 1
+        explained = "Long because" in (ast.get_docstring(function) or "")
+        assert length <= 60 or explained, f"{file} {function.name}: {length} lines"
 
 
 def test_only_the_trainer_overrides_trl():
@@ -184,11 +192,10 @@ def waiting_calls(function: ast.FunctionDef) -> set[str]:
     return {name for name in names if name in COLLECTIVES or name.lstrip("_").startswith(PREFIXES)}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_function_says_that_all_ranks_must_call_it(path):
+def test_a_function_says_that_all_ranks_must_call_it():
     """Its name does, or else its docstring, also if it waits for them in a function that it calls."""
-    for function in parsed(path) if name_of(path) not in EVERY_RANK else ():
-        if isinstance(function, ast.FunctionDef) and not NAMED_BY_OTHERS.fullmatch(function.name):
+    for file, function in functions():
+        if file not in EVERY_RANK and not NAMED_BY_OTHERS.fullmatch(function.name):
             says = function.name.lstrip("_").startswith(PREFIXES)
             says = says or "All ranks call" in (ast.get_docstring(function) or "")
-            assert says or not waiting_calls(function), f"{function.name} calls {waiting_calls(function)}"
+            assert says or not waiting_calls(function), f"{file} {function.name} calls {waiting_calls(function)}"

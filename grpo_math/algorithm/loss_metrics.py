@@ -26,14 +26,13 @@ COMBINE: dict[Statistic, Callable[[Tensor, Tensor], Tensor]] = {
 class StepResult:
     """The result of an optimizer step, over all ranks.
 
-    ``policy_loss`` is the mean loss of its training steps before the entropy bonus, ``entropy`` the mean that the bonus
-    is computed from, and ``skipped`` the number of completions that were not computed.
+    ``policy_loss`` is the mean loss of its training steps before the entropy bonus, and ``entropy`` the mean that the
+    bonus is computed from.
     """
 
     metrics: dict[str, float]
     policy_loss: float = 0.0
     entropy: float = 0.0
-    skipped: int = 0
 
 
 @dataclass
@@ -78,7 +77,7 @@ class LossMetrics:
         ... }
         >>> step.add(Loss(mask.sum(), mask.sum(), torch.tensor([3.0, 1.0]), logged), mask, completions=1)
         >>> step.reduce(accelerator, 1)
-        StepResult(metrics={'kl': 0.5, 'clipped': 0.25, 'largest': 0.5}, policy_loss=2.0, entropy=3.0, skipped=1)
+        StepResult(metrics={'kl': 0.5, 'clipped': 0.25, 'largest': 0.5}, policy_loss=2.0, entropy=3.0)
         """
         values = [
             *(self.skipped, self.completions, self.skipped_tokens, self.tokens, self.policy_loss),
@@ -100,7 +99,7 @@ class LossMetrics:
             elif count := counts[metric.statistic][0] + counts[metric.statistic][1] * metric.counts_skipped:
                 means[name] = sums[position] / count
         loss = policy_loss / accelerator.num_processes / training_steps
-        return StepResult(means, loss, entropy / max(entropy_tokens, 1.0), int(skipped))
+        return StepResult(means, loss, entropy / max(entropy_tokens, 1.0))
 
 
 def _total(metric: Metric, mask: Tensor, completions: int) -> Tensor:

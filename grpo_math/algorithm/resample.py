@@ -9,8 +9,8 @@ The trainer passes the function that generates.
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -54,62 +54,11 @@ def replacement_index(correct: Sequence[bool | None], fresh: Sequence[bool | Non
     return index
 
 
-class PromptPool(Stateful):
-    """An endless stream of problems, as row numbers, in a new order in each pass. The position is the whole state.
-
-    ``order`` returns the order of a pass, from 0, by default shuffled by a seed.
-
-    >>> rows = [{"prompt": name} for name in "abc"]
-    >>> pool = PromptPool(rows, partial(shuffled, 3, 0))
-    >>> first = pool.draw(2)
-    >>> sorted(first + pool.draw(1))
-    [0, 1, 2]
-    >>> pool.position = 0
-    >>> pool.draw(2) == first
-    True
-    >>> PromptPool(rows, partial(shuffled, 3, 1)).draw(1, avoid="ab")
-    [2]
-    >>> pool = PromptPool(rows[:1], partial(shuffled, 1, 0))
-    >>> pool.draw(3, avoid="a"), pool.position
-    ([0, 0, 0], 5)
-    >>> passes = PromptPool([], partial(shuffled, 10, 0)).draw(20)
-    >>> passes[:10] != passes[10:]
-    True
-    """
-
-    SAVED: ClassVar[tuple[str, ...]] = ("position",)
-
-    def __init__(self, rows: Any, order: Callable[[int], Sequence[int]]) -> None:
-        self.rows = rows
-        self.order = order
-        self.position = 0
-
-    def draw(self, n: int, avoid: Sequence[Any] = ()) -> list[int]:
-        """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless two passes have nothing else."""
-        taken: list[int] = []
-        size = len(self.order(0))
-        skipped = 0
-        while len(taken) < n:
-            passed, index = divmod(self.position, size)
-            self.position += 1
-            row = self.order(passed)[index]
-            if avoid and self.rows[row]["prompt"] in avoid and skipped < 2 * size:
-                skipped += 1
-            else:
-                taken.append(row)
-        return taken
-
-
 @lru_cache(maxsize=2)
 def shuffled(n: int, seed: int, passed: int) -> list[int]:
     """Return n rows in the order of a pass, from 0."""
     # A text as seed gives the same order in every process. Python's `hash` of a text would not.
     return random.Random(f"{seed}/{passed}").sample(range(n), n)
-
-
-def correctness(verdicts: Sequence[Verdict]) -> list[bool | None]:
-    """Return True for a correct completion, False for a wrong one, and None for one that could not be graded."""
-    return [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in verdicts]
 
 
 def refuse_ungraded(data: Any, resample_groups: int) -> None:
@@ -125,23 +74,54 @@ def refuse_ungraded(data: Any, resample_groups: int) -> None:
         )
 
 
-def repeated_rows(data: Any, rows: Sequence[int], group: int) -> list[dict[str, Any]]:
-    """Return a copy of each row for every completion of its group."""
-    return [dict(data[row]) for row in rows for _ in range(group)]
-
-
-class Resampler(PromptPool):
+class Resampler(Stateful):
     """Samples fresh groups of ``group_size`` until no group is uniform, for ``resample_groups`` rounds at most.
 
-    ``data``: the problems to draw from.
+    ``rows``: the problems, an endless stream in a new order in each pass. The position in it is the whole state.
+
+    >>> rows = [{"prompt": name, "answer": "7"} for name in "abcdefghij"]
+    >>> resampler = Resampler(1, rows[:3], seed=0, group_size=4, accelerator=None)
+    >>> first = resampler.draw(2)
+    >>> sorted(first + resampler.draw(1))
+    [0, 1, 2]
+    >>> resampler.position = 0
+    >>> resampler.draw(2) == first
+    True
+    >>> Resampler(1, rows[:3], 1, 4, None).draw(1, avoid="ab")
+    [2]
+    >>> resampler = Resampler(1, rows[:1], 0, 4, None)
+    >>> resampler.draw(3, avoid="a"), resampler.position
+    ([0, 0, 0], 5)
+    >>> passes = Resampler(1, rows, 0, 4, None).draw(20)
+    >>> passes[:10] != passes[10:]
+    True
     """
 
-    def __init__(self, resample_groups: int, data: Any, seed: int, group_size: int, accelerator: Any) -> None:
-        refuse_ungraded(data, resample_groups)
-        super().__init__(data, partial(shuffled, len(data), seed))
+    SAVED = ("position",)
+
+    def __init__(self, resample_groups: int, rows: Any, seed: int, group_size: int, accelerator: Any) -> None:
+        refuse_ungraded(rows, resample_groups)
         self.rounds = resample_groups
+        self.rows = rows
+        self.seed = seed
         self.size = group_size
         self.accelerator = accelerator
+        self.position = 0
+
+    def draw(self, n: int, avoid: Sequence[Any] = ()) -> list[int]:
+        """Return the next ``n`` rows. Prompts in ``avoid`` are skipped, unless two passes have nothing else."""
+        taken: list[int] = []
+        size = len(self.rows)
+        skipped = 0
+        while len(taken) < n:
+            passed, index = divmod(self.position, size)
+            self.position += 1
+            row = shuffled(size, self.seed, passed)[index]
+            if avoid and self.rows[row]["prompt"] in avoid and skipped < 2 * size:
+                skipped += 1
+            else:
+                taken.append(row)
+        return taken
 
     def gather_replaced(
         self, first: Rollout, inputs: list[dict[str, Any]], sample: Callable[[list[dict[str, Any]], int], Rollout]
@@ -166,7 +146,8 @@ class Resampler(PromptPool):
             # Each rank has the same pool at the same position, so all ranks draw the same prompts.
             fresh = self.draw(math.ceil(len(uniform) / equal_groups) * equal_groups, seen)
             seen += [self.rows[row]["prompt"] for row in fresh]
-            rows = repeated_rows(self.rows, fresh, self.size)
+            # A copy for every completion of a group.
+            rows = [dict(self.rows[row]) for row in fresh for _ in range(self.size)]
             share = len(rows) // ranks
             rollout = sample(rows[rank * share : (rank + 1) * share], drawn)
             fresh_rows, fresh_correct, fresh_columns = self._gather_completions(rollout)
@@ -190,13 +171,13 @@ class Resampler(PromptPool):
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:
-        """Return the completions of all ranks, group after group: rows, `correctness`, and the columns of the table of
-        completions that have an entry for each."""
+        """Return the completions of all ranks, group after group: rows, whether each is correct (None: not graded), and
+        the columns of the table of completions that have an entry for each."""
         if rollout.verdicts is None:
             raise RewardError(
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
-        correct = correctness(rollout.verdicts)
+        correct = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
         rows = gather_rows(rollout.tensors, self.accelerator)
         # A script may log too few values, and two reward functions of one name have one column.
         columns = {

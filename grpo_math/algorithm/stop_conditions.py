@@ -1,7 +1,7 @@
 """Distinguish truncated completions from those that a stop string or stop token ended. TRL supports EOS only.
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
-under ``mask_truncated_completions``. `StopConditions` corrects the metrics, and masks instead of TRL.
+under ``mask_truncated_completions``. `StopConditions` replaces these metrics, and masks instead of TRL.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,53 +10,44 @@ from typing import Any
 import torch
 
 from grpo_math.algorithm.rows import Rows, loss_mask
+from grpo_math.generation.completion import is_truncated
 from grpo_math.generation.request import Request
 from grpo_math.run import metrics
 
 
 class StopConditions:
-    """Decides whether a completion is truncated.
+    """Decides whether a completion of a rollout is truncated, as `is_truncated` does for an evaluation.
 
-    ``request``: the recipe's, with its stop strings, stop tokens and limit. ``ends``: the token ids that end or
-    pad a completion. ``exist``: a stop string or stop token may end a completion.
-
-    >>> from grpo_math.generation.request import request_from
-    >>> request = request_from({"generation_kwargs": {"eos_token_id": 7}, "max_completion_length": 8})
-    >>> conditions = StopConditions(request, ends=[2])
-    >>> conditions.is_truncated([5, 7]), conditions.is_truncated([5] * 8)
-    (False, True)
-
-    vLLM removes a stop string unless ``include_stop_str_in_output`` is set. So with stop strings a completion below the
-    limit is complete, with any last token.
+    ``request``: the recipe's, with its stop strings and stop tokens. ``ends``: the token ids that end or pad a
+    completion. ``exist``: a stop string or stop token may end a completion.
     """
 
-    def __init__(self, request: Request, ends: Iterable[int]) -> None:
+    def __init__(self, tokenizer: Any, request: Request, ends: Iterable[int]) -> None:
         self.exist = bool(request.stop or request.stop_token_ids)
-        self._limit = request.max_new_tokens
+        self._tokenizer = tokenizer
+        self._stop = request.stop
         self._ends = {*ends, *request.stop_token_ids}
 
-    def is_truncated(self, ids: Sequence[int]) -> bool:
-        """Return True if the limit has ended a completion."""
-        if ids and ids[-1] in self._ends:
-            return False
-        return not self.exist or len(ids) >= self._limit
+    def is_truncated(self, ids: Sequence[int], mask: Sequence[int]) -> bool:
+        """Return True if a limit has ended a completion. ``mask``: 1 for a token of the model, 0 for a tool's."""
+        # A stop string of an earlier turn has not ended the last turn.
+        start = max((t for t, written in enumerate(mask, 1) if not written), default=0)
+        # TRL reads the last token, which may be a tool's.
+        return is_truncated(self._tokenizer, ids[start:] or ids[-1:], self._ends, self._stop)
 
     def gather_metrics(
-        self, ids: Sequence[Sequence[int]], masks: Sequence[Sequence[int]] | None, accelerator: Any
+        self, masks: Sequence[Sequence[int]], truncated: Sequence[bool], accelerator: Any
     ) -> dict[str, float]:
-        """Return the corrected values of the metrics that TRL's `_generate` logs of all ranks' completions.
+        """Return the metrics of the ends of all ranks' completions, in place of those that TRL's `_generate` logs.
 
-        ``masks``: 1 for a token of the model, 0 for a tool's, which TRL does not count. None without tools.
+        ``masks``: as for `is_truncated`. TRL does not count the tokens of tools.
         """
-        if not self.exist:
-            return {}
-        written = map(len, ids) if masks is None else map(sum, masks)
-        ends = [[length, self.is_truncated(tokens)] for length, tokens in zip(written, ids, strict=True)]
-        lengths, truncated = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
+        ends = list(zip(map(sum, masks), truncated, strict=True))
+        lengths, cut = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.
-        ended = lengths[truncated == 0].float() if not truncated.all() else torch.zeros(1)
+        ended = lengths[cut == 0].float() if not cut.all() else torch.zeros(1)
         return {
-            metrics.TRUNCATED: truncated.float().mean().item(),
+            metrics.TRUNCATED: cut.float().mean().item(),
             metrics.ENDED_MEAN: ended.mean().item(),
             metrics.ENDED_MIN: ended.min().item(),
             metrics.ENDED_MAX: ended.max().item(),
@@ -66,9 +57,9 @@ class StopConditions:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
         if not self.exist:
             return rows
-        mask = rows["completion_mask"]
-        lengths = zip(rows["completion_ids"].tolist(), mask.sum(dim=1).tolist(), strict=True)
-        complete = [not self.is_truncated(ids[:length]) for ids, length in lengths]
+        mask, ids = rows["completion_mask"], rows["completion_ids"].tolist()
+        written, lengths = loss_mask(rows).tolist(), mask.sum(dim=1).tolist()
+        complete = [not self.is_truncated(a[:n], b[:n]) for a, b, n in zip(ids, written, lengths, strict=True)]
         # TRL masks tool_mask too. Only the product of both masks is used.
         rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}
         # TRL's dapo loss divides by the tokens of all ranks.

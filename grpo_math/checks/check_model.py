@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, first_line, require_choice
-from grpo_math.generation.models import check_reference, config_file, load_tokenizer, model_path
+from grpo_math.generation.models import check_reference, config_file, context_length, load_tokenizer, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
@@ -151,10 +151,11 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
     yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    # This imports torch, as the tokenizer has done.
+    from transformers import AutoConfig
+
+    limits = {"max_position_embeddings of the model": context_length(AutoConfig.for_model(**setup.model_config))}
     # vLLM may be limited to a shorter context than the model's, to save memory.
-    # A model with vision has its limit in the config of its text model.
-    config = {**setup.model_config, **setup.model_config.get("text_config", {})}
-    limits = {"max_position_embeddings of the model": config.get("max_position_embeddings")}
     if s["use_vllm"]:
         limits["vllm_max_model_length"] = s["vllm_max_model_length"]
     longest = s["max_completion_length"] or 0

@@ -67,7 +67,7 @@ class LoadedModels:
         for piece in pieces(tokenizer, generated):
             text += piece
             yield piece
-        stops = self.request.end_tokens(stop_ids(tokenizer, weights.generation_config))
+        stops = stop_ids(tokenizer, weights.generation_config, self.request)
         if read_off(tokenizer, list(written), stops, self.request.stop).truncated:
             self.truncated.add(name)
         # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.

@@ -195,7 +195,7 @@ class Model:
                 reason = "changes the model, and a server of vLLM does not know it"
                 raise ConfigError("model_init_kwargs", ", ".join(request.model_init_kwargs), reason, "use --backend hf")
             client, name = self.served
-            stops = request.end_tokens(stop_ids(self.tokenizer, loaded(self.name, _generation_config)))
+            stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config), request)
             return with_server(client, name, self.tokenizer, stops, request)
         return with_model(self.weights, self.tokenizer, request)
 

@@ -181,7 +181,7 @@ class Engine(Model):
         return super().gather_from_ranks(rows, call)
 
     def generator(self, request: Request) -> Generate:
-        stops = request.end_tokens(stop_ids(self.tokenizer, self.weights.generation_config))
+        stops = stop_ids(self.tokenizer, self.weights.generation_config, request)
         # TRL's own client, to which training sends whole weights: the server has the model under one name.
         if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)

@@ -13,7 +13,7 @@ A completion with a tool call: two tokens of the model, three of the result, and
 Imports no torch, because planner and doctor use the client of a server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Completion:
     ``logps`` (T,): log-probs under the model that sampled, 0 for a token of a result. None for a log-prob that vLLM
     could not compute, or instead of the list if log-probs were not requested.
     ``mask`` (T,): 1 for a token that the model wrote, 0 for a token of a result. Empty without tools.
-    ``truncated``: the limit ended the last turn, and not an end token.
+    ``truncated``: a limit ended the last turn (`is_truncated`).
     ``text``: the decoded tokens; with tools, the text of the last turn. ``messages``: the turns and results of a chat.
     ``failures``: calls that raised or timed out; ``timeouts``: those that timed out.
     """
@@ -48,3 +48,14 @@ class Completion:
     def written(self) -> int:
         """Return the number of tokens that the model wrote."""
         return sum(self.mask) if self.mask else len(self.tokens)
+
+
+def is_truncated(tokenizer: Any, ids: Sequence[int], ends: Collection[int], stop: Sequence[str] = ()) -> bool:
+    """Return True if a limit ended a turn, and neither one of the tokens ``ends`` nor one of the texts ``stop``.
+
+    vLLM removes a stop string from a completion's text, but its tokens contain the stop string.
+    """
+    if ids and ids[-1] in ends:
+        return False
+    text = tokenizer.decode(ids) if stop else ""
+    return not any(end in text for end in stop)

@@ -19,7 +19,7 @@ from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig
 
-from grpo_math.generation.completion import Completion
+from grpo_math.generation.completion import Completion, is_truncated
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
@@ -87,7 +87,7 @@ def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]
     # 50). Chat models set sampling and a repetition penalty there, so that a greedy evaluation would sample.
     sampling = {"min_p": 0.0} if getattr(model.generation_config, "min_p", None) else {}
     sampling |= request.for_transformers(vars(GenerationConfig()))
-    stops = request.end_tokens(stop_ids(tokenizer, model.generation_config))
+    stops = stop_ids(tokenizer, model.generation_config, request)
     config = GenerationConfig(
         max_new_tokens=request.max_new_tokens, eos_token_id=stops, pad_token_id=tokenizer.pad_token_id, **sampling
     )
@@ -121,34 +121,32 @@ def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
     return generate
 
 
-def stop_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Return every token that ends a completion, by the tokenizer or by the model's generation_config.
+def stop_ids(tokenizer: Any, generation_config: Any, request: Request) -> list[int]:
+    """Return every token that ends a completion, by the request, the tokenizer or the model's generation_config.
 
     >>> from types import SimpleNamespace
-    >>> tokenizer = SimpleNamespace(eos_token_id=9)
-    >>> [stop_ids(tokenizer, GenerationConfig(eos_token_id=ends)) for ends in (None, 7, [3, 9])]
-    [[9], [7, 9], [3, 9]]
-    >>> stop_ids(tokenizer, None)
-    [9]
+    >>> tokenizer, request = SimpleNamespace(eos_token_id=9), Request(stop_token_ids=[5])
+    >>> [stop_ids(tokenizer, GenerationConfig(eos_token_id=ends), request) for ends in (None, 7, [3, 9])]
+    [[5, 9], [5, 7, 9], [3, 5, 9]]
+    >>> stop_ids(tokenizer, None, request), stop_ids(tokenizer, None, Request(options={"ignore_eos": True}))
+    ([5, 9], [])
     """
     ends = generation_config.eos_token_id if generation_config is not None else None
-    return sorted({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None})
+    of_model = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+    return sorted({*request.stop_token_ids, *(() if request.options.get("ignore_eos") else of_model)})
 
 
 def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[str] = ()) -> Completion:
     """Return the completion in generated ids, up to the first token, or the first of the texts ``stop``, that ends
     one."""
-    end = next((t for t, token in enumerate(ids) if token in stops), None)
-    if stop and end is None:
+    end = next((t for t, token in enumerate(ids) if token in stops), len(ids))
+    if stop and end == len(ids):
         # In a batch, transformers fills the row behind a stop string with padding. A text that is in the first tokens
         # is also in more of them, so the first token is found by halves.
-        first = bisect_left(
-            range(len(ids)), True, key=lambda t: any(text in tokenizer.decode(ids[: t + 1]) for text in stop)
-        )
-        end = first if first < len(ids) else None
-    kept = ids if end is None else ids[: end + 1]
+        end = bisect_left(range(len(ids)), True, key=lambda t: not is_truncated(tokenizer, ids[: t + 1], stops, stop))
+    kept = ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
-    return Completion(kept, text=text, truncated=end is None)
+    return Completion(kept, text=text, truncated=is_truncated(tokenizer, kept, stops, stop))
 
 
 # One text as a stream, of a model or of the base model under its adapter.

@@ -8,15 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.names import overflow_report
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 FLOAT32: dict[str, Any] = {"dtype": "float32", "bf16": False, "fp16": False}
-# Families whose activations exceed 65504, by the beginning of their ``model_type``, with a report of the overflow.
-_UNSLOTH = "https://github.com/unslothai/unsloth-zoo/blob/main/unsloth_zoo/model_lists.py"
-OVERFLOWING = {
-    "gemma3": "https://github.com/huggingface/transformers/issues/36822",
-    **dict.fromkeys(("gpt_oss", "qwen3_5"), _UNSLOTH),
-}
 
 
 def has_bfloat16(capability: float | None) -> bool:
@@ -25,15 +20,6 @@ def has_bfloat16(capability: float | None) -> bool:
     transformers also counts GPUs that emulate bfloat16 (T4, V100).
     """
     return capability is None or capability >= BFLOAT16_SINCE
-
-
-def overflow_report(family: str) -> str:
-    """Return the address of a report that this family overflows in float16, or "".
-
-    >>> overflow_report("gemma3_text"), overflow_report("qwen3")
-    ('https://github.com/huggingface/transformers/issues/36822', '')
-    """
-    return next((address for start, address in OVERFLOWING.items() if family.startswith(start)), "")
 
 
 def auto_dtype(half: str, *, use_peft: bool, fp16: bool, has_copy: bool = False) -> str:

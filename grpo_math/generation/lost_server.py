@@ -20,11 +20,6 @@ class ServerUnavailable(UserError):
     """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
 
 
-def waiting_line(server: Server, seconds: float, hint: str) -> str:
-    """Return the line that is printed while a server does not answer."""
-    return f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {hint}"
-
-
 @cache
 def one_line_for_lost_servers() -> None:
     """Let Python end a script with one line, and no traceback, for a server that does not answer."""
@@ -39,16 +34,17 @@ def one_line_for_lost_servers() -> None:
     sys.excepthook = show
 
 
-def wait(server: Server, seconds: float, start: str, note: str = "") -> None:
+def wait(server: Server, seconds: float, start: str, note: str = "", has_version: bool = True) -> None:
     """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
     if not server.healthy():
         # Once for each sync: all requests to a server that is lost fail alike.
-        logger.warning_once(waiting_line(server, seconds, f"{note}{start}"))
+        logger.warning_once(f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {note}{start}")
     try:
         server.wait(seconds)
     except ServerError as error:
         raise ServerUnavailable(f"{error}. {start}") from None
-    server.check_version()
+    if has_version:
+        server.check_version()
 
 
 def repeat_after_restart(url: str, call: Callable[[], Any], restore: Callable[[], None], note: str) -> Any:

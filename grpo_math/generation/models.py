@@ -13,8 +13,8 @@ from typing import Any
 from warnings import catch_warnings, filterwarnings
 
 from grpo_math.errors import ConfigError, UserError, first_line
-from grpo_math.generation.dtypes import overflow_report
 from grpo_math.generation.embedded import embedded_model
+from grpo_math.generation.names import overflow_report
 from grpo_math.reading import home, is_folder, near, read_json
 from grpo_math.replaced import replaced
 from grpo_math.run.bar import transformers_bars

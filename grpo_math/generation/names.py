@@ -1,4 +1,4 @@
-"""Names that differ between the families and the versions of transformers. No other module contains them."""
+"""Names of families of models, and names that differ between versions of transformers. No other module has them."""
 
 from collections.abc import Container
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +10,14 @@ from grpo_math.replaced import replaced
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 # From transformers 5.24 on, `cache` for every family. Before, `cache_params` for Mamba's layers.
 CACHE = ("cache", "past_key_values", "cache_params")
+# Families whose activations exceed 65504, by the beginning of their ``model_type``, with a report of the overflow.
+_UNSLOTH = "https://github.com/unslothai/unsloth-zoo/blob/main/unsloth_zoo/model_lists.py"
+OVERFLOWING = {
+    "gemma3": "https://github.com/huggingface/transformers/issues/36822",
+    **dict.fromkeys(("gpt_oss", "qwen3_5"), _UNSLOTH),
+}
+# Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: trainer/tiled_mlp.py computes it in tiles.
+NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
 def cache_name(names: Container[str]) -> str:
@@ -21,6 +29,15 @@ def cache_name(names: Container[str]) -> str:
     ('past_key_values', 'cache', '')
     """
     return next((name for name in CACHE if name in names), "")
+
+
+def overflow_report(family: str) -> str:
+    """Return the address of a report that this family overflows in float16, or "".
+
+    >>> overflow_report("gemma3_text"), overflow_report("qwen3")
+    ('https://github.com/huggingface/transformers/issues/36822', '')
+    """
+    return next((address for start, address in OVERFLOWING.items() if family.startswith(start)), "")
 
 
 def experts_per_token(config: Any) -> int:

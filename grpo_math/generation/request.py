@@ -64,10 +64,6 @@ class Request:
         # A script's model_init_kwargs may contain objects.
         return cast(dict[str, Any], json.loads(json.dumps(fields, default=str)))
 
-    def end_tokens(self, of_model: list[int]) -> list[int]:
-        """Return the tokens that end an answer; ``of_model`` are those of the model."""
-        return sorted({*self.stop_token_ids, *([] if self.options.get("ignore_eos") else of_model)})
-
     def for_vllm(self) -> dict[str, Any]:
         """Return the sampling settings of a request to vLLM, without its length.
 

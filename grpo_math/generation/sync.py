@@ -33,7 +33,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch
-from accelerate.logging import get_logger
 from accelerate.utils import gather_object, is_peft_model
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -45,13 +44,7 @@ from grpo_math.generation.adapters import ADAPTER, adapter_tensors, refuse_unser
 from grpo_math.generation.canary import TOKENS, Canary
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
-from grpo_math.generation.lost_server import (
-    ServerUnavailable,
-    one_line_for_lost_servers,
-    repeat_after_restart,
-    wait,
-    waiting_line,
-)
+from grpo_math.generation.lost_server import one_line_for_lost_servers, repeat_after_restart, wait
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.shared import SharedBase, cannot_share
@@ -62,13 +55,11 @@ from grpo_math.run.weights import split_by
 from grpo_math.system.addresses import url_of
 from grpo_math.system.collectives import broadcast_from_main
 
-logger = get_logger(__name__)
-
 
 @contextmanager
 def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     """Make TRL's trainer use an `AdapterGeneration` inside this context, if it trains a PEFT adapter and ``vllm_sync``
-    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`."""
+    is adapter. Otherwise the trainer uses TRL's class with a `KeyedClient`. All ranks call this."""
     if not args.use_vllm:
         yield
         return
@@ -76,6 +67,7 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
 
     def generation(**kwargs: Any) -> VLLMGeneration:
+        """Take the place of TRL's class. All ranks call this."""
         with restored_methods(kwargs["model"]):
             if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
                 return AdapterGeneration(args, shared, **kwargs)
@@ -86,18 +78,13 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
                 raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
             if vllm_sync == "adapter":
                 switched_off("adapter sync", "no adapter is trained")
-            if args.vllm_mode != "server":
-                return trl_class(**kwargs)
-            # TRL waits without a word, and its error comes with the tracebacks of two libraries.
-            server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
-            start = start_line(kwargs["model"], args, server.url)
-            if not server.healthy():
-                logger.warning(waiting_line(server, args.vllm_server_timeout, start))
-            try:
-                return trl_class(**kwargs)
-            except ConnectionError:
-                seconds = f"{args.vllm_server_timeout:.0f} seconds"
-                raise ServerUnavailable(f"no vLLM server answers at {server.url} after {seconds}. {start}") from None
+            if args.vllm_mode == "server":
+                # TRL waits without a word, and its error comes with the tracebacks of two libraries. TRL's own server
+                # has no version.
+                server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
+                start = start_line(kwargs["model"], args, server.url)
+                broadcast_from_main(partial(wait, server, args.vllm_server_timeout, start, has_version=False))
+            return trl_class(**kwargs)
 
     if args.vllm_mode == "server":
         one_line_for_lost_servers()

@@ -140,9 +140,13 @@ def run_tool_loop(
         for turn, (i, row) in zip(turns, continued.items(), strict=False):
             room = limits.completion - len(row.tokens)
             message = conversation.message(turn.tokens[:room], prompts[i] + row.tokens)
-            shorter = replace(turn, tokens=turn.tokens[:room], logps=turn.logps and turn.logps[:room])
+            shorter = replace(
+                turn,
+                tokens=turn.tokens[:room],
+                logps=turn.logps and turn.logps[:room],
+                truncated=turn.truncated or len(turn.tokens) > room,
+            )
             rows[i] = _longer(row, shorter, 1, [message] if message else [])
-            rows[i] = replace(rows[i], truncated=turn.truncated or len(turn.tokens) > room)
         calling = [i for i in continued if last_calls(rows[i])]
     return rows
 
@@ -159,6 +163,7 @@ def _longer(row: Completion, more: Completion, written: int, messages: Sequence[
         tokens=row.tokens + more.tokens,
         logps=None if row.logps is None or more.logps is None else row.logps + more.logps,
         mask=[*row.mask, *[written] * len(more.tokens)],
+        truncated=more.truncated,
         messages=[*row.messages, *messages],
     )
 

@@ -151,7 +151,8 @@ class UpdatePlanner:
         all_layouts = chain(*(rank_layouts for rank_layouts, _ in ranks))
         prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
         wide = largest_widths([rank_widths for _, rank_widths in ranks])
-        budget = budget or _padded_tokens(wide, n_rows)
+        # The default is the tokens of TRL's padded micro-batch.
+        budget = budget or n_rows * (wide["prompt_ids"] + wide["completion_ids"])
         plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(ranks))
         needed = [list(chain(*plan)) for plan in plans]
         rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
@@ -203,11 +204,6 @@ def accumulate(
     if accelerator.is_fsdp2 and len(micro_batches) > 1:
         model.set_requires_gradient_sync(synchronises)
     return loss_of(micro_batches[-1]) + done
-
-
-def _padded_tokens(columns: Mapping[str, int], rows: int) -> int:
-    """Return the tokens of TRL's padded micro-batch."""
-    return rows * (columns["prompt_ids"] + columns["completion_ids"])
 
 
 def row_layout(rows: Rows) -> Layout:

@@ -1,16 +1,19 @@
-"""GPUs by name: memory, number formats and speed, from cards.json, or from three numbers of the user."""
+"""GPUs by name: memory, number formats and speed, from cards.yaml, or from three numbers of the user."""
 
 import difflib
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.model import stored
+from grpo_math.yaml_files import read_yaml
+
+TABLES = read_yaml(Path(__file__).with_name("cards.yaml"))
 
 
 class Card(NamedTuple):
-    """GB of memory as nvidia-smi reports it, and the manufacturer's specifications (cards.json).
+    """GB of memory as nvidia-smi reports it, and the manufacturer's specifications (cards.yaml).
 
     ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
     ``capability``: the compute capability, None if unknown.
@@ -24,7 +27,7 @@ class Card(NamedTuple):
 
 
 NUMBERS = "give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"
-# Pattern of names that are not in cards.json -> the reason, and what to do.
+# Pattern of names that are not in cards.yaml -> the reason, and what to do.
 UNLISTED = {
     r"laptop|mobile|max-?q": (
         "is a laptop's GPU, which is slower than the card of that name and often has less memory",
@@ -51,7 +54,7 @@ bandwidth=320.0, float32=8.0, capability=None))
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: card='5060 Ti' is sold with 8 and with 16 GB: name 5060ti-8 or 5060ti-16
     """
-    cards = stored("cards.json")
+    cards = TABLES["cards"]
     with suppress(ValueError):
         gb, tflops, bandwidth = map(float, text.split(","))
         if min(gb, tflops, bandwidth) > 0:

@@ -1,7 +1,6 @@
 """`grpo-math plan`: does a recipe fit these GPUs?"""
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -87,29 +86,22 @@ def run(args: argparse.Namespace) -> Answer:
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
     has_command = answer["best"] or (args.nodes and answer["fits"])
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
-    answer["command"] = (
-        shlex.join([*words, *args.fields, *_changes(answer), *_options(args, chosen)]) if has_command else None
-    )
-    answer["extras"] = _extras(recipe, answer, chosen) if has_command else []
+    changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
+    lines = [line for suggestion in answer["suggestions"] for line in suggestion["set"]]
+    options = [word for line in lines for word in f"--{line}".split(": ", 1)]
+    answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
+    answer["extras"] = _extras({**recipe, **changes}, chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
 
-def _extras(recipe: Mapping[str, Any], answer: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+def _extras(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
     """Return the extras of this package that the line to paste needs."""
-    s = {**recipe, **{name: value for one in answer["suggestions"] for name, value in one["change"].items()}}
     needs = {
-        "quant": s.get("load_in_4bit") or "8bit" in s.get("optim", ""),
-        "vllm": s.get("use_vllm") and s.get("vllm_mode") == "colocate",
+        "quant": settings.get("load_in_4bit") or "8bit" in settings.get("optim", ""),
+        "vllm": settings.get("use_vllm") and settings.get("vllm_mode") == "colocate",
         "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]
-
-
-def _changes(answer: Mapping[str, Any]) -> list[str]:
-    """Return the suggested changes as options."""
-    fields = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
-    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    return [word for name, value in values.items() for word in (f"--{name}", value)]
 
 
 def _options(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:

@@ -10,6 +10,7 @@ plan.py decides whether a recipe fits.
 
 from typing import NamedTuple
 
+from grpo_math.planner.cards import TABLES
 from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Json, Settings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
@@ -17,14 +18,12 @@ from grpo_math.settings.batch import Batch
 from grpo_math.settings.vllm import sends_adapter, teacher_url
 from grpo_math.system.machine import GB
 
-CONTEXT = int(0.6 * GB)  # a CUDA context, its kernels, cuBLAS
-COMMUNICATION = int(0.3 * GB)  # NCCL's buffers, with more than one process
-VLLM_OVERHEAD = 1 * GB  # vLLM's activations at 4096 tokens a step, and its CUDA graphs
+# Bytes outside torch's allocator, and the memory that the allocator reserves beyond the live tensors (cards.yaml).
+CONTEXT, COMMUNICATION, VLLM_OVERHEAD = (
+    int(TABLES["memory"][name] * GB) for name in ("context", "communication", "vllm")
+)
+FRAGMENTATION = TABLES["fragmentation"]
 VLLM_SERVER_SHARE = 0.9  # vLLM's default of gpu_memory_utilization
-# Memory that the caching allocator reserves beyond the live tensors, as a share of them. The simulated runs reserve 0.3
-# to 5.2% more (tests/benchmarks/plans.md). Training sets expandable segments, which vLLM's sleep mode does not allow:
-# next to a colocated vLLM the segments have a fixed size, and the same runs reserved 1 to 11% more.
-FRAGMENTATION = {"transformers": 0.04, "server": 0.04, "colocate": 0.078}
 # A tile of TRL's fused LM head (TOKEN_CHUNK_SIZE and chunk size); layer inputs that TRL's offloading keeps on the GPU.
 HEAD_TOKENS, HEAD_VOCAB, OFFLOAD_STASH = 4096, 32768, 5
 ROOM = 64  # free tokens in the cache of generation/decoding.py after it grows

@@ -1,13 +1,13 @@
 """Rough seconds of an optimizer step, and hours of a run, as ranges: arithmetic on parameters, tokens and a card.
 
-Does not count grading, the network, or how well a kernel fits a shape. The shares below have never been measured. On a
-GPU that was calibrated with the recipe, the measured shares replace them.
+Does not count grading, the network, or how well a kernel fits a shape. The shares in cards.yaml have never been
+measured. On a GPU that was calibrated with the recipe, the measured shares replace them.
 """
 
 from typing import Any
 
 from grpo_math.planner.calibration import around
-from grpo_math.planner.cards import Card
+from grpo_math.planner.cards import TABLES, Card
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.memory import Precision
 from grpo_math.planner.settings import Settings
@@ -16,10 +16,9 @@ from grpo_math.problems.from_recipe import EVAL_N, HELDOUT_N
 from grpo_math.settings.batch import Batch
 from grpo_math.settings.vllm import teacher_url
 
-# Shares of a card's rates that a run may reach, low and high.
-Range = tuple[float, float]
-COMPUTE: Range = (0.2, 0.5)
-DECODING: dict[str, Range] = {"transformers": (0.05, 0.3), "colocate": (0.3, 0.7), "server": (0.3, 0.7)}
+Range = tuple[float, float]  # of the shares of a card's rates that a run may reach
+COMPUTE: Range = tuple(TABLES["compute"])
+DECODING: dict[str, Range] = {name: tuple(shares) for name, shares in TABLES["decoding"].items()}
 
 
 def per_step(

@@ -59,12 +59,10 @@ class StepMeter(Stateful):
         steps = log[metrics.SECONDS_STEP]
         # No call could be timed for the update alone, because TRL generates inside `training_step`.
         log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
-        missing = {metrics.SECONDS_TEACHER} if vllm else {metrics.SECONDS_TEACHER, metrics.SECONDS_SYNC}
-        for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE):
-            if phase in log or phase not in missing:
+        optional = {metrics.SECONDS_TEACHER, *metrics.SERVER_SECONDS, *[metrics.SECONDS_SYNC] * (not vllm)}
+        for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE, *metrics.SERVER_SECONDS):
+            if phase in log or phase not in optional:
                 log[phase] = [sum(log.get(phase, ())) / len(steps)]
-        for name in set(metrics.SERVER_SECONDS) & set(log):
-            log[name] = [sum(log[name]) / len(steps)]
         if self.rollout_tokens:  # else the step used an earlier rollout again
             self.tokens_per_step = sum(self.rollout_tokens) / len(self.rollout_tokens) * self.rollouts_per_step
             self.rollout_tokens = []

@@ -121,9 +121,9 @@ class RolloutMaker:
 
     @property
     def stops(self) -> StopConditions:
-        trainer = self.trainer
-        ends = (*trainer.eos_token_ids, trainer._tokenizer.pad_token_id)
-        return StopConditions(request_from(vars(trainer.args)), ends)
+        trainer, tokenizer = self.trainer, self.trainer._tokenizer
+        ends = (*trainer.eos_token_ids, tokenizer.pad_token_id)
+        return StopConditions(tokenizer, request_from(vars(trainer.args)), ends)
 
     @property
     def group_size(self) -> int:
@@ -143,12 +143,10 @@ class RolloutMaker:
         trainer, gather = self.trainer, partial(self._gather_rollout, trl_method)
         log = self.meter.log()
         with self.meter.phase(metrics.SECONDS_SCORE):
-            if not trainer.model.training:
-                rollout = gather(inputs, 0)
-            else:
+            tokens_seen = trainer.state.num_input_tokens_seen
+            rollout = gather(inputs, 0)
+            if trainer.model.training:
                 # TRL adds the tokens of all ranks to this count when it has generated.
-                tokens_seen = trainer.state.num_input_tokens_seen
-                rollout = gather(inputs, 0)
                 self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
                 counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
@@ -185,12 +183,13 @@ class RolloutMaker:
         trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
         with replaced(self, draft=draft), replaced(trainer, **trl_outputs, **trl_settings):
             rows = trl_method(inputs)
-        if geometric and "importance_sampling_ratio" in rows:
+        if "importance_sampling_ratio" in rows:
+            # Computed by one function, as in each update: in a mode of TRL the weights are TRL's.
             settings = loss_settings(trainer, self.settings)
             logps = rows["old_per_token_logps"], rows["sampling_per_token_logps"]
             rows["importance_sampling_ratio"] = correction.sampler_weights(*logps, loss_mask(rows), settings)
-            # TRL's metrics are those of token_truncate.
-            for name in metrics.TRL_WEIGHTS:
+            # In the geometric mode, TRL's metrics are those of token_truncate.
+            for name in metrics.TRL_WEIGHTS if geometric else ():
                 draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
@@ -210,9 +209,14 @@ class RolloutMaker:
         self, rollout: Rollout, draft: RolloutInProgress, inputs: list[dict[str, Any]], ids: Sequence[Sequence[int]]
     ) -> Rollout:
         """Add verdicts, the columns that explain a row, and the metrics of verdicts, truncation and tools."""
-        trainer, rows, grades = self.trainer, rollout.tensors, draft.grades
+        trainer, rows, grades, stops = self.trainer, rollout.tensors, draft.grades, self.stops
         sums = weighted(rollout.rewards[self.local(len(inputs))], trainer.reward_weights.cpu())
-        local_columns = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, self.stops.is_truncated)
+        # 1 for a token of the model, 0 for a tool's.
+        masks = [[1] * len(tokens) for tokens in ids]
+        if "tool_mask" in rows:
+            masks = [mask[: len(tokens)] for mask, tokens in zip(rows["tool_mask"].tolist(), ids, strict=True)]
+        truncated = [stops.is_truncated(tokens, mask) for tokens, mask in zip(ids, masks, strict=True)]
+        local_columns = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, truncated)
         # The rows of most scripts name no format: then there is no format to check.
         graded = [
             (grade.verdict, grade.in_format if row_format(row) else None)
@@ -226,10 +230,7 @@ class RolloutMaker:
                 columns.setdefault(
                     ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
                 )
-        masks = None
-        if "tool_mask" in rows:
-            masks = [mask[: len(tokens)] for mask, tokens in zip(rows["tool_mask"].tolist(), ids, strict=True)]
-        values = self.stops.gather_metrics(ids, masks, trainer.accelerator)
+        values = stops.gather_metrics(masks, truncated, trainer.accelerator)
         if self.tools:
             values |= self.tools.gather_metrics(draft.completions or ())
         if grades is None:

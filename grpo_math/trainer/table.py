@@ -7,7 +7,7 @@ TRL writes the table as ``completions/completions_STEP.parquet``, and sends it t
 
 import json
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
@@ -38,18 +38,17 @@ def completion_columns(
     grades: Sequence[Grade] | None,
     rewards: Tensor,
     ids: Sequence[Sequence[int]],
-    is_truncated: Callable[[Sequence[int]], bool],
+    truncated: Sequence[bool],
 ) -> dict[str, list[Any]]:
     """Return columns with an entry for each completion.
 
     ``groups`` are the numbers of the completions' groups. ``rewards`` (B,) are weighted sums, NaN if no function gave a
-    number. ``ids`` are the completions' tokens; ``is_truncated`` returns True if the limit ended a completion. Unknown
-    values are None, so that columns have the same length.
+    number. ``ids`` are the completions' tokens. Unknown values are None, so that columns have the same length.
 
     >>> from grpo_math.grading import Verdict
     >>> grades = [Grade(Verdict.CORRECT, "7", in_format=False, reason="exact")] * 2
     >>> rows, ids = [{"id": "a", "answer": "7"}] * 2, [[5, 6, 2], [5, 6]]
-    >>> columns = completion_columns(rows, [4, 4], grades, Tensor([0.0, 1.0]), ids, lambda ids: ids[-1] != 2)
+    >>> columns = completion_columns(rows, [4, 4], grades, Tensor([0.0, 1.0]), ids, [False, True])
     >>> for name, values in columns.items(): print(name, values)
     group [4, 4]
     problem_id ['a', 'a']
@@ -71,7 +70,7 @@ def completion_columns(
         "in_format": [grade and grade.in_format for grade in graded],
         "reward": [None if value != value else value for value in rewards.tolist()],
         "tokens": [len(tokens) for tokens in ids],
-        "truncated": [is_truncated(tokens) for tokens in ids],
+        "truncated": list(truncated),
     }
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from grpo_math.generation.names import NORMED
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 
@@ -31,25 +32,21 @@ MAX_TILES = 4  # 4-bit weights are dequantised once more for each tile
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # These treat every token by itself. In 8 bit, other tokens decide which columns are outliers.
 LINEAR = ("Linear", "Linear4bit")
-# Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: it is computed in the tiles as well.
-NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
 
-def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> int:
-    """Call `tile_layers` if the training arguments allow it. Return how many layers have a tiled MLP."""
+def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> None:
+    """Call `tile_layers` if the training arguments allow it."""
     # Without checkpointing, each tile would keep its tensors until the backward pass.
     if not args.gradient_checkpointing:
-        return 0
+        return
     hindrances = {
         "use_reentrant": (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
         "torch_compile": args.torch_compile,
         f"{split_by(accelerator)}, which splits the weights": split_by(accelerator),
     }
     reason = next((reason for reason, applies in hindrances.items() if applies), None)
-    tiled = 0 if reason else tile_layers(models)
-    if not tiled:
+    if reason or not tile_layers(models):
         switched_off("tiled MLP", reason or "no layer of the model ends with gate, up and down projections")
-    return tiled
 
 
 def tile_layers(models: list[Any]) -> int:

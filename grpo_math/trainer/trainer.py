@@ -13,7 +13,7 @@ _generate_single_turn                  TRL's completions, of a group whose promp
 _tool_call_loop                        the turns of tools on several ranks (`ToolLoop`)
 _calculate_rewards                     the rewards of graded completions
 _compute_loss                          the loss of algorithm/losses.py, which a test compares with TRL's
-_get_per_token_logps_and_entropies     TRL's scores, from packed rows (`PackedScorer`)
+_get_per_token_logps_and_entropies     TRL's scores, from packed rows (`RowScorer`)
 _get_grad_norm                         the norm; a gradient that is not finite is dropped (`NonFiniteSteps`)
 _save..., _load..., _run_epoch, train  checkpoints that end as if the run had not stopped (`RunState`)
 evaluate, log, push_to_hub             held-out sets, a table that Parquet can hold, a repository without run files
@@ -270,13 +270,13 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         # An evaluation may come before training.
-        self.grpo_math.updates.agree_to_pack()
+        self.grpo_math.scorer.agree_to_pack()
         return self.grpo_math.rollouts.gather_rows(super()._generate_and_score_completions, inputs)
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         # ``pack_updates: false`` computes as TRL does, in generation, too.
         parts = self.grpo_math
-        shares_prefill = parts.updates.scorer and not self.use_vllm
+        shares_prefill = parts.scorer.packed and not self.use_vllm
         if not shares_prefill and parts.settings.pack_updates and not self.use_vllm:
             switched_off("shared prefill", "the model is not packed")
         with (
@@ -319,7 +319,7 @@ class MathGRPOTrainer(GRPOTrainer):
         group: Tensor | None = None,
         **kwargs: Any,
     ) -> scoring.Scores:
-        return self.grpo_math.updates.score(
+        return self.grpo_math.scorer.score(
             super()._get_per_token_logps_and_entropies,
             *(model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy),
             group=group,

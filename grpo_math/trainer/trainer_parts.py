@@ -14,6 +14,7 @@ from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.rollout_in_progress import RolloutMaker
 from grpo_math.trainer.rollout_queue import RolloutQueue
+from grpo_math.trainer.row_scorer import RowScorer
 from grpo_math.trainer.state import RunState, TrainerAttributes
 from grpo_math.trainer.tool_loop import ToolLoop
 from grpo_math.trainer.updates import Updates
@@ -48,7 +49,8 @@ class Parts:
             rollouts_per_step=trainer.args.gradient_accumulation_steps / (trainer.args.steps_per_generation or 1),
         )
         self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
-        self.updates = Updates(trainer, settings, self.meter, trl_scoring)
+        self.scorer = RowScorer(trainer, settings, self.meter, trl_scoring)
+        self.updates = Updates(trainer, settings, self.meter, self.scorer)
         self.reference = _moving_reference(trainer, settings)
         self.queue = RolloutQueue(trainer, settings, self.meter)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
@@ -62,7 +64,7 @@ class Parts:
         named = {
             "meter": self.meter,
             "nonfinite": self.nonfinite,
-            "budget": self.updates.budget,
+            "budget": self.scorer.budget,
             "resampler": self.queue.resampler,
         }
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})

@@ -8,33 +8,19 @@ out, the training steps of the optimizer step are computed again with smaller on
 import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
-from grpo_math.generation.names import experts_for_trl
-from grpo_math.generation.served_teacher import ServedTeacher
-from grpo_math.packing import scoring
-from grpo_math.packing.micro_batches import (
-    MicroBatch,
-    OptimizerStep,
-    TokenBudget,
-    TrainingStep,
-    UpdatePlanner,
-    accumulate,
-)
+from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, TrainingStep, UpdatePlanner, accumulate
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.settings.rules import steps_in_backward
-from grpo_math.trainer import gradients, largest_batch, tiled_mlp
+from grpo_math.trainer import gradients, largest_batch
 from grpo_math.trainer.loss_settings import (
     exceeds_trl_loss,
     loss_settings,
@@ -43,62 +29,37 @@ from grpo_math.trainer.loss_settings import (
     update_entropy_coef,
 )
 from grpo_math.trainer.meter import StepMeter
-from grpo_math.trainer.overrides import sees_rows
+from grpo_math.trainer.row_scorer import RowScorer
 from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
+# Methods that get an update's rows.
+ROW_METHODS = (
+    *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"),
+    *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
+)
+
 
 class Updates:
     """The updates of a trainer. Reads its attributes once in an optimizer step.
 
-    ``trl_scoring`` returns TRL's method of scoring, which a script may have replaced. ``step`` is the optimizer step
-    under way, ``result`` that of the last one.
+    ``step`` is the optimizer step under way, ``result`` that of the last one.
     """
 
-    def __init__(
-        self,
-        trainer: "TrlTrainer",
-        settings: "MathGRPOConfig",
-        meter: StepMeter,
-        trl_scoring: Callable[[], Callable[..., scoring.Scores]],
-    ) -> None:
+    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", meter: StepMeter, scorer: RowScorer) -> None:
         self.trainer = trainer
         self.settings = settings
         self.meter = meter
-        self.trl_scoring = trl_scoring
-        accelerator, args = self.trainer.accelerator, self.trainer.args
-        if args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
+        self.scorer = scorer
+        self.budget = scorer.budget
+        accelerator = trainer.accelerator
+        if trainer.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = gradients.has_unused_parameters(trainer)
-        models = [accelerator.unwrap_model(model) for model in self._models]
-        packs = settings.pack_updates and scoring.agree_to_register(
-            models,
-            args,
-            {
-                "an image processor": trainer._is_vlm,
-                "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
-                "an optimizer that steps in each backward pass": (
-                    steps_in_backward(args.optim) or gradients.have_hooks(models)
-                ),
-            },
-        )
-        for term in micro_batch_terms(trainer) if packs else []:
-            switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
-        self.tiled_layers = tiled_mlp.tile_as_configured(models, args, accelerator)
         if trainer._is_vlm:
             refuse_images_with_added_terms(trainer, settings)
-        # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
-        # by dropping ``.grad``.
-        single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
-        self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=packs, is_single_process=single)
-        self.scorer = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
-        self.offload: AbstractContextManager[Any] = (
-            get_act_offloading_ctx_manager(self.trainer.model, warn_if_no_head=False)
-            if settings.activation_offloading
-            else nullcontext()
-        )
         self.dry_run_due = largest_batch.dry_run_enabled(settings, accelerator)
         self.reset()
 
@@ -111,10 +72,6 @@ class Updates:
         self.current: TrainingStep | None = None
 
     @property
-    def _models(self) -> list[Any]:
-        return [model for model in (self.trainer.model, self.trainer.ref_model) if isinstance(model, torch.nn.Module)]
-
-    @property
     def _keeps_trl_rows(self) -> bool:
         """True if an update is not planned: it has images, or a script's method gets its rows."""
         # Not in the constructor, because a script may replace a method later.
@@ -122,14 +79,7 @@ class Updates:
 
     @property
     def _keeps_trl_batches(self) -> bool:
-        return self.scorer is None or self._keeps_trl_rows or bool(micro_batch_terms(self.trainer))
-
-    def agree_to_pack(self) -> None:
-        """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
-        # Not in the constructor, because the model is not on its device yet.
-        tokenizer, tf32 = self.trainer._tokenizer, self.trainer.args.tf32
-        if self.scorer and not self.scorer.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
-            self.scorer = None
+        return self.scorer.packed is None or self._keeps_trl_rows or bool(micro_batch_terms(self.trainer))
 
     # An optimizer step: methods in the order in which TRL calls them
 
@@ -139,7 +89,7 @@ class Updates:
         All ranks call this.
         """
         trainer = self.trainer
-        self.agree_to_pack()
+        self.scorer.agree_to_pack()
         self.budget.splits = not self._keeps_trl_batches
         # Not in the constructor, because `train` prepares the model.
         if self.dry_run_due:
@@ -192,16 +142,15 @@ class Updates:
         size = math.gcd(args.steps_per_generation, args.gradient_accumulation_steps)
         first = trainer._step % args.steps_per_generation
         number = first % size
+        # TRL's method may sample: memory that runs out there is not that of an update.
         self.current = None
+        inputs = trl_method(batch)
         if number == 0:
             self.window = []
-        inputs = trl_method(batch)
-        if number == 0 and not self._keeps_trl_rows:
-            self.window = self._gather_window(trainer._buffered_inputs[first : first + size])
-        if not self.window:
-            return inputs
-        self.current = self.window[number]
-        return self.current
+            if not self._keeps_trl_rows:
+                self.window = self._gather_window(trainer._buffered_inputs[first : first + size])
+        self.current = self.window[number] if self.window else None
+        return self.current or inputs
 
     def _gather_window(self, trl_batches: list[Rows]) -> list[TrainingStep]:
         """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
@@ -209,7 +158,7 @@ class Updates:
             return [TrainingStep.from_state_dict(state) for state in trl_batches]
         trainer = self.trainer
         width = trl_batches[0]["prompt_ids"].size(1) + trl_batches[0]["completion_ids"].size(1)
-        packs = self.scorer is not None and self.scorer.agree_on_width(width)
+        packs = self.scorer.packed is not None and self.scorer.packed.agree_on_width(width)
         self.planner = UpdatePlanner(
             trainer.accelerator,
             loss_settings(trainer, self.settings).loss_type,
@@ -234,7 +183,12 @@ class Updates:
         step = self._current_step()
         step.metrics.skipped += inputs.skipped_rows
         step.metrics.skipped_tokens += inputs.skipped_tokens
-        loss_of = partial(self._micro_batch_loss, step, model)
+
+        def loss_of(micro_batch: MicroBatch) -> Tensor:
+            loss = self.loss_of(model, micro_batch.rows)
+            step.metrics.add(loss, loss_mask(micro_batch.rows), micro_batch.completions, micro_batch.weight)
+            return loss.loss * micro_batch.weight
+
         accelerator, deepspeed = self.trainer.accelerator, self.trainer.is_deepspeed_enabled
         loss = accumulate(inputs.micro_batches, loss_of, model, accelerator, deepspeed)
         if not self.trainer.model.training:
@@ -256,12 +210,6 @@ class Updates:
         )
         return self.step
 
-    def _micro_batch_loss(self, step: OptimizerStep, model: Any, micro_batch: MicroBatch) -> Tensor:
-        """Return the weighted loss of a micro-batch, and add its metrics to those of the step."""
-        loss = self.loss_of(model, micro_batch.rows)
-        step.metrics.add(loss, loss_mask(micro_batch.rows), micro_batch.completions, micro_batch.weight)
-        return loss.loss * micro_batch.weight
-
     def loss_of(self, model: Any, rows: Rows) -> Loss:
         """Score rows, and return their loss in the optimizer step under way."""
         trainer, step = self.trainer, self._current_step()
@@ -282,36 +230,6 @@ class Updates:
         inputs = loss_inputs(rows, logps, entropies, step.normalizers, step.settings, entropy_mask, aux_loss)
         return compute_loss(inputs, step.settings)
 
-    def score(
-        self,
-        trl_method: Callable[..., scoring.Scores],
-        *rows: Any,
-        group: Tensor | None,
-        compute_aux_loss: bool,
-        **kwargs: Any,
-    ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
-
-        All ranks call this.
-        """
-        if isinstance(rows[0], ServedTeacher):
-            with self.meter.phase(metrics.SECONDS_TEACHER):
-                return rows[0].gather_logps(*rows[1:4]), None, None
-        # Offloading intercepts what autograd saves for the backward pass.
-        offload = self.offload if torch.is_grad_enabled() else nullcontext()
-        config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()
-        kwargs["compute_aux_loss"] = compute_aux_loss
-        with offload, experts_for_trl(config) if compute_aux_loss else nullcontext():
-            # A script may have replaced TRL's method.
-            scorer: Any = self.scorer
-            if scorer is not None and not is_foreign(trl_method):
-                return scorer(trl_method, *rows, group=group, **kwargs)
-            logps, *others = trl_method(*rows, **kwargs)
-        # With device_map, the LM head may be on another GPU than the rows.
-        device = rows[1].device
-        entropies, loss = (value if value is None else value.to(device) for value in others)
-        return logps.to(device), entropies, loss
-
     def _repeat(self, model: Any) -> None:
         """Compute the earlier training steps of this optimizer step again.
 
@@ -328,11 +246,25 @@ class Updates:
         trainer = self.trainer
         result = step.metrics.reduce(trainer.accelerator, step.normalizers.accumulation)
         self.meter.add(result.metrics)
-        if not trainer._entropy_bonus_enabled:
-            return result
-        self.meter.add({metrics.POLICY_LOSS: result.policy_loss})
-        if not trainer.model.training:
-            return result
-        update_entropy_coef(trainer, result.entropy)
-        self.meter.add({metrics.ENTROPY_COEF: trainer.entropy_coef})
+        if trainer._entropy_bonus_enabled:
+            self.meter.add({metrics.POLICY_LOSS: result.policy_loss})
+            if trainer.model.training:
+                update_entropy_coef(trainer, result.entropy)
+                self.meter.add({metrics.ENTROPY_COEF: trainer.entropy_coef})
         return result
+
+
+def sees_rows(trainer: "TrlTrainer") -> bool:
+    """Return True if a method of a subclass or a script gets the rows of an update.
+
+    Such a method may read or write rows, or compute a mean over them. So it gets TRL's micro-batches unchanged. A
+    script may also replace a method of TRL's class.
+    """
+    others = [
+        name
+        for name in ROW_METHODS
+        if any(is_foreign(getattr(one, name)) for one in (trainer, *type(trainer).__mro__) if name in vars(one))
+    ]
+    if others and trainer.grpo_math.settings.pack_updates:
+        switched_off("shared updates", f"{type(trainer).__name__} overrides {', '.join(others)}")
+    return bool(others)

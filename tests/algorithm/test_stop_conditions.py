@@ -1,24 +1,42 @@
-"""Completions that a stop string ends: the lengths that are logged of them."""
+"""Completions that a stop string ends: which are truncated, and the lengths that are logged of them."""
 
 from types import SimpleNamespace
 
 import pytest
 
 from grpo_math.algorithm.stop_conditions import StopConditions
-from grpo_math.generation.request import Request, request_from
+from grpo_math.generation.request import Request
 from grpo_math.run import metrics
 
+END, STOP = "\x02", "\x07"
+# A token is a letter.
+LETTERS = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+STOPS = StopConditions(LETTERS, Request(stop=["</a>"], stop_token_ids=[ord(STOP)]), [ord(END)])
 
-@pytest.mark.parametrize(("masks", "lengths"), [(None, (3, 5)), ([[1, 0, 1], [1] * 8, [1, 0, 0, 0, 1]], (2, 2))])
+
+@pytest.mark.parametrize(
+    ("masks", "lengths"), [([[1] * n for n in (3, 8, 5)], (3, 5)), ([[1, 0, 1], [1], [1, 1]], (2, 2))]
+)
 def test_the_lengths_of_ended_completions_have_no_tokens_of_tools_as_with_trl(masks, lengths):
-    ids = [[5, 6, 7], [5] * 8, [5, 6, 7, 8, 9]]
     here = SimpleNamespace(device="cpu", gather=lambda tensor: tensor)
-    values = StopConditions(Request(stop=["</answer>"], max_new_tokens=8), [2]).gather_metrics(ids, masks, here)
+    values = STOPS.gather_metrics(masks, [False, True, False], here)
     assert (values[metrics.ENDED_MIN], values[metrics.ENDED_MAX]) == lengths
     assert values[metrics.TRUNCATED] == pytest.approx(1 / 3)
 
 
-def test_a_completion_that_the_limit_of_a_scripts_generation_kwargs_ended_is_truncated():
-    settings = {"generation_kwargs": {"stop": "</answer>", "max_tokens": 4}, "max_completion_length": 8}
-    stops = StopConditions(request_from(settings), [2])
-    assert [stops.is_truncated([5] * length) for length in (3, 4)] == [False, True]
+@pytest.mark.parametrize(
+    "turns", [["7</a>"], ["7</a>\n"], ["7" + END], ["7" + STOP], ["1", "tool", "7</a>"], ["1", END]]
+)
+def test_an_end_token_or_a_stop_string_of_the_last_turn_ends_a_completion(turns):
+    assert not is_truncated(turns)
+
+
+@pytest.mark.parametrize("turns", [["7"], [""], [END + "7"], ["1</a>", "tool", "7"], ["1</a>", "tool"]])
+def test_a_completion_that_nothing_else_has_ended_is_truncated(turns):
+    assert is_truncated(turns)
+
+
+def is_truncated(turns):
+    """``turns``: the texts of the model and of its tools, in turn."""
+    ids = [ord(letter) for turn in turns for letter in turn]
+    return STOPS.is_truncated(ids, [1 - number % 2 for number, turn in enumerate(turns) for _ in turn])

@@ -35,7 +35,7 @@ def outcome(family: str, tokenizer: object, logged: BufferingHandler) -> tuple[s
             with tempfile.TemporaryDirectory() as folder:
                 trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny_model(family), tokenizer, folder)
                 try_first(trainer)
-                packed, (logps, gradient) = trainer.grpo_math.updates.scorer is not None, compared(trainer, prompts)
+                packed, (logps, gradient) = trainer.grpo_math.scorer.packed is not None, compared(trainer, prompts)
             if close := logps <= CLOSE[0] and gradient <= CLOSE[1]:
                 break
     except Exception as error:

@@ -6,7 +6,9 @@ import re
 import pytest
 
 from grpo_math.checks import attack
+from grpo_math.checks.setup import Setup
 from grpo_math.cli import main
+from grpo_math.settings.recipe import read
 
 # Each function is (completions, answer) -> rewards, as users write them.
 FUNCTIONS = r"""
@@ -113,9 +115,8 @@ def test_repeated_calculations_that_are_paid_on_most_problems_are_a_hole(capsys,
 def test_a_formula_that_is_the_answer_of_a_few_problems_is_a_warning(answers, code, chance, here, capsys):
     rows = [{"problem": f"Let ${1200 + i}$ be a number.", "answer": str(1200 + i + (i >= answers))} for i in range(20)]
     (here / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert attacked(capsys, "own_functions:exact")[0] == code
-    _, result = attacked(capsys, "own_functions:exact")
-    assert bool(result["chance"]) == chance
+    ended, result = attacked(capsys, "own_functions:exact")
+    assert (ended, bool(result["chance"])) == (code, chance)
     assert not chance or re.search("paid on 5.* of the problems .* a wrong answer gets 0%", result["chance"])
 
 
@@ -162,18 +163,13 @@ def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
 
 @pytest.mark.parametrize(("reward", "level"), [("exact", "info"), ("bonus", "warning"), ("nothing", None)])
 def test_doctor_prints_one_line(reward, level, here):
-    from grpo_math.checks.setup import Setup
-    from grpo_math.settings.recipe import read
-
     words = ["--rewards", f"own_functions:{reward}", "--dataset", "mine.jsonl", "--prompt_template", "think"]
     settings = read(words if reward == "bonus" else words[:-2])
     assert [finding.level for finding in attack.check(Setup(settings))] == ([level] if level else [])
 
 
-def test_doctor_gives_the_figure_of_attack(here, capsys):
-    from grpo_math.checks.setup import Setup
-    from grpo_math.settings.recipe import read
-
+def test_doctor_gives_the_figure_of_attack(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "PROBLEMS", 8)
     words = ["--rewards", "gsm8k", "--dataset", "generated:sums"]
     assert main(["attack", *words, "--json"]) == 0
     (finding,) = attack.check(Setup(read(words)))

@@ -22,7 +22,7 @@ def test_the_card_reaches_its_data_sheet_and_needs_no_more_outside_torch_than_th
     figure(says=f"{says}, {outside / GB:.2f} GB outside torch", **measured, outside_torch_bytes=outside)
     assert min(measured.values()) > 0
     assert outside <= CONTEXT
-    with suppress(ConfigError):  # a card that cards.json does not list
+    with suppress(ConfigError):  # a card that cards.yaml does not list
         card = card_of(device)
         assert 0.5 <= measured["tflops"] / card.tflops <= 1.05
         assert 0.5 <= measured["bandwidth"] / card.bandwidth <= 1.05

@@ -24,7 +24,7 @@ def test_a_step_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tokenizer, tmp_p
     settings = {**SMALL, "max_steps": 2, "longest_first": False, "use_cpu": False, **KINDS[kind]}
     trainer = make(MathGRPOTrainer, MathGRPOConfig, tiny(), tokenizer, tmp_path, **settings)
     # Once for a run, and so no part of a step.
-    trainer.grpo_math.updates.agree_to_pack()
+    trainer.grpo_math.scorer.agree_to_pack()
     with counting() as counts:
         trainer.train()
     assert (of(counts, "grpo_math") - of(counts, "grpo_math/generation")) / 2 <= OURS, counts

@@ -19,7 +19,7 @@ QWEN = {
     "vocab_size": 32768,
     "tie_word_embeddings": True,
 }
-WIDE = {  # four layers of Qwen2.5-1.5B
+WIDE = {  # layers of Qwen2.5-1.5B
     **QWEN,
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -42,7 +42,6 @@ RECIPE = {
 LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
 OLMO = {**QWEN, "model_type": "olmo2"}
 KINDS = {
-    "lora": LORA,
     "dropout over float32": {**LORA, "lora_dropout": 0.05, "dtype": "float32"},
     "4 bit": {**LORA, "load_in_4bit": True, "use_bnb_nested_quant": True, "optim": "paged_adamw_8bit"},
     "full": {},
@@ -57,8 +56,10 @@ KINDS = {
 def test_the_plan_says_what_is_live_and_what_is_reserved(kind, tmp_path):
     if kind == "4 bit":
         pytest.importorskip("bitsandbytes")
-    # A model that is a config.json alone.
-    (tmp_path / "config.json").write_text(json.dumps(OLMO if kind == "another family" else WIDE))
+    # A model that is a config.json alone. If all weights are trained, the optimizer's temporaries for the embedding are
+    # too large a share of four layers.
+    config = OLMO if kind == "another family" else WIDE | {"num_hidden_layers": 12 if kind == "full" else 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     recipe = {"model_name_or_path": str(tmp_path), **RECIPE, **KINDS[kind]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     results, engine = simulate(str(tmp_path / "recipe.yaml"), prompt_tokens=256), recipe["use_vllm"]
@@ -68,7 +69,7 @@ def test_the_plan_says_what_is_live_and_what_is_reserved(kind, tmp_path):
     for phase, live in simulated.items():
         terms = phases[phase]
         counted = sum(terms.values()) - terms["CUDA_context"] - terms["fragmentation"]
-        assert counted == pytest.approx(live, rel=0.002 if phase == "training" else 0.05)
+        assert counted == pytest.approx(live, rel=0.002 if phase == "training" else 0.04)
     fuller = max(sum(phases[phase].values()) for phase in simulated)
-    # Of these few layers the temporaries are a larger share than of a whole model, and so are the holes among them.
-    assert 0.8 <= (fuller - CONTEXT) / results["reserved"] < 1.1
+    # As docs/scaling.md says of whole models.
+    assert 0.98 <= (fuller - CONTEXT) / results["reserved"] <= 1.06

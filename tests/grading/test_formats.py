@@ -32,11 +32,9 @@ CALCULATED = [
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "direct"])
-@pytest.mark.parametrize(
-    ("gold", "answer", "met"), [*((*c, True) for c in ONE_NUMBER), *((*c, False) for c in CALCULATED)]
-)
-def test_a_format_of_one_number_is_met_by_a_number_in_digits_and_by_no_calculation(gold, answer, met, name):
-    assert in_format_for(gold, f"#### {answer}", name) is met
+def test_a_format_of_one_number_is_met_by_a_number_in_digits_and_by_no_calculation(name):
+    for cases, met in ((ONE_NUMBER, True), (CALCULATED, False)):
+        assert [case for case in cases if in_format_for(case[0], f"#### {case[1]}", name) is not met] == []
 
 
 @pytest.mark.parametrize(

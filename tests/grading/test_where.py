@@ -169,10 +169,13 @@ def examples() -> list[tuple[str, str, bool]]:
     return results
 
 
-@pytest.mark.parametrize(("gold", "answer", "right"), examples())
+EQUAL = examples()
+
+
 @pytest.mark.parametrize("frame", [r"So it is $\boxed{%s}$.", "<answer>%s</answer>", "#### %s"])
-def test_an_example_of_what_is_equal(gold, answer, right, frame):
-    assert (str(grade(gold, frame.replace("%s", answer))) == "correct") == right
+def test_the_examples_of_what_is_equal(frame):
+    verdicts = [(gold, answer, str(grade(gold, frame.replace("%s", answer))) == "correct") for gold, answer, _ in EQUAL]
+    assert verdicts == EQUAL
 
 
 @pytest.mark.parametrize(("text", "answer", "rule"), table("Where the answer is"))

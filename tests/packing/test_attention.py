@@ -147,7 +147,7 @@ def test_a_model_with_flash_attention_is_packed_with_it(family, ours, flash_atte
     trainer = ours(model=model)
     try_first(trainer)
     logps, gradient = compared(trainer)
-    assert trainer.grpo_math.updates.scorer is not None
+    assert trainer.grpo_math.scorer.packed is not None
     assert logps < 1e-4
     assert gradient < 1e-5
     assert attention.kernels_used == {"flash-attn's varlen kernel, one call per layer"}

@@ -25,8 +25,8 @@ TYPES = {
 
 
 def packs(trainer):
-    trainer.grpo_math.updates.agree_to_pack()
-    return trainer.grpo_math.updates.scorer is not None
+    trainer.grpo_math.scorer.agree_to_pack()
+    return trainer.grpo_math.scorer.packed is not None
 
 
 def model_of(kind, limit, **others):
@@ -44,7 +44,7 @@ def test_trying_a_rope_leaves_its_frequencies(kind, ours):
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     trainer = ours(model=model)
     assert packs(trainer)
-    assert trainer.grpo_math.updates.scorer.longest == (24 if kind in ("dynamic", "longrope") else None)
+    assert trainer.grpo_math.scorer.packed.longest == (24 if kind in ("dynamic", "longrope") else None)
     assert torch.equal(model.model.rotary_emb.inv_freq, inv_freq)
     assert model.training
     assert not model._forward_pre_hooks

@@ -26,7 +26,6 @@ SMALL = {
 
 
 SHAPE = model_shape("q", stored("shapes.json")["Qwen/Qwen2.5-0.5B"])
-ON_24 = Machine(SHAPE, gpus=1, gpu_bytes=24 * machine.GB, cpu_bytes=64 * machine.GB, prompt=100, accelerate=None)
 
 
 def bytes_of(tensors) -> int:

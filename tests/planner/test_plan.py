@@ -13,7 +13,7 @@ import yaml
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation import dtypes
+from grpo_math.generation import dtypes, names
 from grpo_math.generation.dtypes import has_bfloat16
 from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.memory_plan import MARGIN
@@ -228,7 +228,7 @@ def test_one_copy_of_the_base_is_proposed_and_counted_once(model, gb):
 
 
 def test_on_a_gpu_that_overflows_every_number_format_is_named(monkeypatch):
-    monkeypatch.setitem(dtypes.OVERFLOWING, "qwen2", "https://report")
+    monkeypatch.setitem(names.OVERFLOWING, "qwen2", "https://report")
     recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA}
     machine = {"gpus": 1, "gpu_gb": 15, "cpu_gb": 64, "capability": 7.5}
     [suggestion] = plan(recipe, **machine)["suggestions"]

@@ -1,24 +1,25 @@
 """tests/benchmarks/plans.md: its plans are those of today. The simulations take minutes each, and are not repeated."""
 
+import re
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from benchmarks.simulate import FAMILIES, planned, recipe_of
+from launching import ROOT
 
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.system.machine import GB
 
-TABLE = Path(__file__).parents[1] / "benchmarks/plans.md"
+TABLE = ROOT / "tests/benchmarks/plans.md"
+LINES = [line for line in TABLE.read_text().splitlines() if line.startswith("| ") and " plan |" not in line]
 
 
 def test_the_plans_of_recipes_are_those_of_the_table(tmp_path, monkeypatch):
     """`python tests/benchmarks/simulate.py --only NAME` makes rows anew. Only models with shipped measurements are
     compared: another one takes ten seconds."""
     monkeypatch.setattr("grpo_math.planner.model.cache_dir", lambda: tmp_path)
-    lines = [line for line in TABLE.read_text().splitlines() if line.startswith("| ") and " plan |" not in line]
     compared = 0
-    for name, kind, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
+    for name, kind, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in LINES):
         if name not in FAMILIES:
             with suppress(NotPlanned):
                 plans = planned(recipe_of(name, kind, str(tmp_path)), offline=True)
@@ -26,3 +27,9 @@ def test_the_plans_of_recipes_are_those_of_the_table(tmp_path, monkeypatch):
                 assert written == [pytest.approx(size / GB, abs=0.006) for size in plans.values()], (name, kind)
                 compared += 1
     assert compared >= 6
+
+
+def test_the_page_says_how_far_from_the_simulations_the_plans_lie():
+    reserved = [float(re.search(r"\(([+-][\d.]+)%\) \|$", line)[1]) for line in LINES]
+    said = f"Over {len(reserved)} cases .* between {-min(reserved):.0f}% below and {max(reserved):.0f}% above"
+    assert re.search(said, (ROOT / "docs/scaling.md").read_text(), re.DOTALL)

@@ -11,10 +11,15 @@ from grpo_math.report import page
 __all__ = ["script", "small"]
 
 
+@pytest.fixture(autouse=True)
+def quick_to_draw(monkeypatch):
+    """No plot as PNG, which is a third of a report's time: test_plots.py draws."""
+    monkeypatch.setattr(page, "png", lambda drawn: b"")
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A finished run: 94 of 256 right before, 190 after, of which 110 are gained and 14 lost. Quick to draw."""
-    monkeypatch.setattr(page, "png", lambda drawn: b"")  # a third of a report's time; test_plots.py draws
+def run(tmp_path):
+    """A finished run: 94 of 256 right before, 190 after, of which 110 are gained and 14 lost."""
     path = tmp_path / "demo"
     path.mkdir()
     (path / "before.json").write_text(json.dumps(results(RIGHT_BEFORE)))

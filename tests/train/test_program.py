@@ -3,9 +3,7 @@
 import json
 import os
 import re
-from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import launching
 import pytest
@@ -31,15 +29,27 @@ BEST = ["--keep_best", "--eval_split=heldout", "--save_steps=2", "--save_total_l
 LORA = [*BEST, "--max_steps=3", "--use_peft", "--eval_n=4", "--heldout", '{"data": "generated:products", "n": 2}']
 
 
+ONE = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
+
+
+def started(folder, evaluation=None, **config):
+    """A run whose model is not loaded."""
+    settings = {"deepspeed_plugin": None, "fsdp": "", "world_size": 2, "push_to_hub": False, "hub_token": None} | config
+    others = {"arguments": SimpleNamespace(keep_best=True), "model": SimpleNamespace(use_peft=True)}
+    run = TrainingRun(
+        SimpleNamespace(config=SimpleNamespace(**settings), recipe=read(["--eval_n=0"]), **others), folder
+    )
+    run.setup.problems = SimpleNamespace(evaluation=evaluation)
+    return run
+
+
 @pytest.mark.parametrize(
     ("stage", "fsdp", "kind"), [(2, "", "DEEPSPEED"), (None, "full_shard", "FSDP"), (None, "", "")]
 )
-def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, monkeypatch):
+def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, tmp_path):
     zero = {"zero_optimization": {"stage": stage}} if stage else None
     plugin = SimpleNamespace(deepspeed_config=zero) if stage else None
-    config = {"deepspeed_plugin": plugin, "fsdp": fsdp, "world_size": 2, "push_to_hub": False, "hub_token": None}
-    others = {"arguments": None, "model": SimpleNamespace(use_peft=True), "recipe": read(["--eval_n", "0"])}
-    setup = TrainingRun(SimpleNamespace(config=SimpleNamespace(**config), **others), Path("run")).setup
+    setup = started(tmp_path, deepspeed_plugin=plugin, fsdp=fsdp).setup
     assert (setup.started, setup.processes, setup.accelerate["distributed_type"]) == (True, 2, kind)
     assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
 
@@ -144,17 +154,16 @@ def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
 
 def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
     monkeypatch.setattr("grpo_math.train.program.broadcast_from_main", lambda call: True)  # its file is not here
-    run = Mock(run_dir=tmp_path)
-    TrainingRun.evaluate(run, "before")
-    run.score_whole.assert_not_called()
+    run = started(tmp_path, EvaluationPlan(ONE, [], None), resume_from_checkpoint="checkpoint-1")
+    run.evaluate("before")  # without a model, which an evaluation would need
+    assert not hasattr(run, "last_results")
 
 
-@pytest.mark.parametrize("eval_n", [0, 1])
-def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(eval_n, capsys):
-    one = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
-    problems = SimpleNamespace(evaluation=EvaluationPlan(one if eval_n else None, [one], None))
-    state, config = Mock(global_step=4, best_global_step=2), Mock(load_best_model_at_end=False)
-    TrainingRun.compare_best(Mock(trainer=Mock(state=state), setup=Mock(problems=problems), config=config))
+@pytest.mark.parametrize("whole", [None, ONE])
+def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(whole, tmp_path, capsys):
+    run = started(tmp_path, EvaluationPlan(whole, [ONE], None), load_best_model_at_end=False)
+    run.trainer, run.is_main = SimpleNamespace(state=SimpleNamespace(global_step=4, best_global_step=2)), True
+    run.compare_best()
     assert capsys.readouterr().out == (
         "best     checkpoint-2, not compared: no held-out problem is left that did not choose it\n"
     )

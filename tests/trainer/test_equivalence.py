@@ -40,7 +40,7 @@ def trainer(trainer_in, tmp_path_factory):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_packed_scoring_gives_trls_log_probs_entropies_and_gradients(shape, trainer):
-    assert (trainer.grpo_math.updates.scorer is not None, trainer.model.config._attn_implementation) == (
+    assert (trainer.grpo_math.scorer.packed is not None, trainer.model.config._attn_implementation) == (
         True,
         "packed_sdpa",
     )
@@ -68,7 +68,7 @@ def test_dropout_is_not_taken_for_a_model_that_cannot_be_packed(ours):
     trainer = ours(peft_config=LoraConfig(r=4, target_modules=["q_proj"], lora_dropout=0.5, init_lora_weights=False))
     trainer.model.train()
     try_first(trainer)
-    assert (trainer.grpo_math.updates.scorer is not None, trainer.model.training) == (True, True)
+    assert (trainer.grpo_math.scorer.packed is not None, trainer.model.training) == (True, True)
 
 
 def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_prompt_once(trainer, monkeypatch):
@@ -85,11 +85,13 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_p
         torch.testing.assert_close(entropies, scores[0][1])
 
 
-def test_what_an_update_and_a_rollout_have_left_in_the_cache_goes_back(trainer, monkeypatch):
-    emptied = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+def test_what_an_update_and_a_rollout_leave_in_the_cache_goes_back_before_and_after_sampling(trainer, monkeypatch):
+    events = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("freed"))
+    hook = trainer.model.register_forward_pre_hook(lambda *_: events.append("sampled"))
     trainer._generate_single_turn([[5, 6, 7]], None, {}, num_generations=1)
-    assert len(emptied) == 2
+    hook.remove()
+    assert (events[0], events[1], events[-2], events[-1]) == ("freed", "sampled", "sampled", "freed")
 
 
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
@@ -181,13 +183,14 @@ def test_a_mean_over_prompts_is_the_same_however_a_rollout_is_cut(surrogate, our
 
 def gradient_of_update(trainer, batches, packs):
     """The gradient of an optimizer step on TRL's micro-batches, as they are or packed."""
-    updates, scorer = trainer.grpo_math.updates, trainer.grpo_math.updates.scorer
+    updates, scorer = trainer.grpo_math.updates, trainer.grpo_math.scorer
+    packed = scorer.packed
     updates.reset()
     trainer.model.zero_grad()
-    updates.scorer = scorer if packs else None
+    scorer.packed = packed if packs else None
     for step in updates._gather_window(batches):
         updates.compute_loss(None, trainer.model, step).backward()
-    updates.scorer = scorer
+    scorer.packed = packed
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 
 
@@ -195,7 +198,7 @@ def test_each_surrogate_with_each_reduction_has_one_gradient_packed_and_unpacked
     bounds = {"dppo_high": 0.02, "dppo_low": 0.02, "max_tokens_per_micro_batch": 40}
     trainer = ours(letters, **SMALL, **bounds, loss_type="prompt_mean", num_iterations=2)
     trainer.model.train()
-    trainer.grpo_math.updates.agree_to_pack()
+    trainer.grpo_math.scorer.agree_to_pack()
     trainer.current_gradient_accumulation_steps = 4
     trainer._prepare_inputs([{"prompt": prompt} for prompt in ("3 + 4?", "Hello") for _ in range(4)])
     noise = torch.Generator().manual_seed(0)
@@ -243,6 +246,6 @@ UNPACKED = {
 def test_what_cannot_be_packed_is_scored_as_trl_does_with_a_line_that_says_so(reason, ours, caplog, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # which transformers overwrites for good
     trainer = ours(config_class=GRPOConfig, **UNPACKED[reason])
-    assert trainer.grpo_math.updates.scorer is None
+    assert trainer.grpo_math.scorer.packed is None
     assert f"LlamaForCausalLM has {reason}" in caplog.text
     assert "packed" not in trainer.model.config._attn_implementation

@@ -102,26 +102,21 @@ def test_a_notebook_shows_loss_reward_accuracy_and_length_of_each_step(ours, mon
     assert all(math.isfinite(float(cell)) for cell in table[5:])
 
 
-PRINTED = """
-╭──────────────────────────── Step 3 ─────────────────────────────╮
-│ ┏━━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━┓ │
-│ ┃ Prompt ┃ Completion          ┃ reward ┃ Advantage ┃ verdict ┃ │
-│ ┡━━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━┩ │
-│ │ 3 + 4? │ [bold]7[/bold] [/x] │   1.00 │      0.50 │ correct │ │
-│ ├────────┼─────────────────────┼────────┼───────────┼─────────┤ │
-│ │        │ 8                   │   0.00 │     -0.50 │         │ │
-│ └────────┴─────────────────────┴────────┴───────────┴─────────┘ │
-╰─────────────────────────────────────────────────────────────────╯
-"""
-
-
 def test_the_first_completions_are_printed_in_a_table_in_which_text_of_a_model_is_no_markup(capsys):
     columns = {"reward": [1.0, 0.0, 0.0], "verdict": ["correct", None, "wrong"]}
     texts = {"prompt": ["3 + 4?", "3 + 4?", "x"], "completion": ["[bold]7[/bold] [/x]", "8", "9"]}
     for most in (2, 0):
         console.print_completions({**texts, "advantages": [0.5, -0.5, 0.0], "rewards": {}, "extra": columns}, 3, most)
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert "\n".join(lines).strip() == PRINTED.strip()
+    lines = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line[:1] == "│" and line.count("│") + line.count("┃") > 6
+    ]
+    assert [[cell.strip() for cell in re.split("[│┃]", line)[2:-2]] for line in lines] == [
+        ["Prompt", "Completion", "reward", "Advantage", "verdict"],
+        ["3 + 4?", "[bold]7[/bold] [/x]", "1.00", "0.50", "correct"],
+        ["", "8", "0.00", "-0.50", ""],
+    ]
 
 
 ROWS = [
@@ -181,22 +176,22 @@ def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns
         assert list(table["problem_id"]) == list(table["prompt"])  # without ids
 
 
-@pytest.mark.parametrize("stays", [True, False])
-def test_a_stop_string_ends_a_completion_as_eos_does(stays, ours, chars):
-    ended = chars("7" + " </answer>\n" * stays)["input_ids"]
+def test_a_stop_string_ends_a_completion_as_eos_does(ours, chars):
+    ended = chars("    7 </answer>\n")["input_ids"]  # at the limit, which is 16
     cut = (chars("again and")["input_ids"] * 16)[:16]
-    kinds, trainer = [ended, cut, [*ended, chars.eos_token_id], cut], ours("accuracy", ROWS, **TABLES)
+    # The last one ended with the model's context.
+    kinds, trainer = [ended, cut, [*ended[:7], chars.eos_token_id], cut[:9]], ours("accuracy", ROWS, **TABLES)
     trainer._generate_single_turn = lambda prompts, *others, **more: ((kinds * len(prompts))[: len(prompts)], None)
     # vLLM's, which transformers' generate would refuse when the trainer is made.
-    trainer.args.generation_kwargs = {"stop": ["</answer>"], "include_stop_str_in_output": stays}
-    trainer.pad_to_multiple_of = 24  # the limit is 16
+    trainer.args.generation_kwargs = {"stop": ["</answer>"]}
+    trainer.pad_to_multiple_of = 24
     trainer.mask_truncated_completions = True
     with results_of(trainer, "_generate_and_score_completions") as last:
         tables = logged(trainer)
         trained = last[0]
         trainer.evaluate(trainer.train_dataset)
     assert [table["truncated"].tolist() for table in tables] == [[False, True, False, True] * 2] * 2
-    tokens = [len(ended), 0, len(ended) + 1, 0] * 2
+    tokens = [16, 0, 8, 0] * 2
     for rows in (trained, last[0]):
         assert rows["completion_mask"].sum(dim=1).tolist() == tokens
         assert rows["num_items_in_batch"] == sum(tokens)

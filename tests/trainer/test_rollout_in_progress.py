@@ -7,6 +7,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from small_trainers import grades, logps_of, problems, results_of
+from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler
@@ -302,21 +303,52 @@ def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(our
     torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_completion_far_from_the_sampler_on_average_has_no_weight_in_the_geometric_mask(ours, chars):
+def sampled_apart(chars, distance):
+    """A ``rollout_func``. ``distance``: the sampler's log-probs of a completion minus the policy's, by its number."""
+
     def rollout(prompts, trainer):
         ids, completions = chars(prompts)["input_ids"], [[5 + i, 6, 7][: 1 + i % 3] for i in range(len(prompts))]
         with torch.no_grad():
             logps = [logps_of(trainer.model, *pair) for pair in zip(ids, completions, strict=True)]
-        # The sampler gave each token of every second completion 2% more.
-        logprobs = [(logp + 0.02 * (i % 2)).tolist() for i, logp in enumerate(logps)]
+        logprobs = [(logp + distance(i)[: len(logp)]).tolist() for i, logp in enumerate(logps)]
         return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs}
 
-    trainer = ours(rollout_func=rollout, vllm_importance_sampling_mode="geometric_mask", max_steps=1, logging_steps=1)
+    return rollout
+
+
+def corrects(trainer):
     trainer._last_loaded_step = 0
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+
+
+def test_a_completion_far_from_the_sampler_on_average_has_no_weight_in_the_geometric_mask(ours, chars):
+    # The sampler gave each token of every second completion 2% more.
+    rollout = sampled_apart(chars, lambda i: torch.full((3,), 0.02 * (i % 2)))
+    trainer = ours(rollout_func=rollout, vllm_importance_sampling_mode="geometric_mask", max_steps=1, logging_steps=1)
+    corrects(trainer)
     with results_of(trainer, "_generate_and_score_completions") as results:
         trainer.train()
     assert results[0]["importance_sampling_ratio"].tolist() == [[1.0], [0.0]] * 4
     line = trainer.state.log_history[0]
     assert line[metrics.DROPPED_COMPLETIONS] == 0.5
     assert not {*metrics.TRL_WEIGHTS} & {*line}
+
+
+def test_the_weights_of_trls_modes_are_trls_to_the_bit(ours, chars):
+    noise = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    noise[5, 1] = torch.nan  # unknown to vLLM
+    bounds = {"vllm_importance_sampling_clip_min": 0.5, "vllm_importance_sampling_clip_max": 2.0}
+    trainer = ours(rollout_func=sampled_apart(chars, lambda i: noise[i]), **bounds)
+    corrects(trainer)
+    trainer.model.train()
+    of_trl = []
+
+    def trl_method(inputs):
+        rows = GRPOTrainer._generate_and_score_completions(trainer, inputs)
+        of_trl.append(rows.pop("importance_sampling_ratio"))
+        return {**rows, "importance_sampling_ratio": None}
+
+    for trainer.vllm_importance_sampling_mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
+        rows = trainer.grpo_math.rollouts.gather_rows(trl_method, [{**row} for row in ROWS for _ in range(4)])
+        assert torch.equal(rows["importance_sampling_ratio"], of_trl[-1])
+        assert len(of_trl[-1].unique()) > 2

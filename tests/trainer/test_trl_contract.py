@@ -6,12 +6,13 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 import transformers.trainer
 import trl
+from small_trainers import KINDS, letters
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
-from trl.trainer.utils import add_fused_lm_head
 
 import grpo_math.trainer.trainer
 from grpo_math.algorithm import losses
@@ -110,53 +111,33 @@ def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
     assert ours == {"_init_vllm", "sync_weights", "generate"}
     assert parameters(VLLMGeneration._init_vllm) == parameters(VLLMGeneration.sync_weights) == ["self"]
     assert parameters(VLLMGeneration.generate) == parameters(AdapterGeneration.generate)
-    made = inspect.getsource(GRPOTrainer.__init__).partition("self.vllm_generation = VLLMGeneration(")[2]
-    keywords = set(re.findall(r"^ {16}(\w+)=", made.partition("\n            )")[0], re.MULTILINE))
-    assert {"model", "accelerator", "mode", "server_base_url", "max_completion_length"} <= keywords
-    assert keywords <= set(parameters(VLLMGeneration.__init__))
 
 
-SOURCES = [
-    # The fused head scores shifted labels and passes other arguments on.
-    (add_fused_lm_head, "labels = shift_labels"),
-    (add_fused_lm_head, "getattr(self, backbone_attr)(*args, **kwargs)"),
-    # TRL scores the adapter that our reference is.
-    (GRPOTrainer._generate_and_score_completions, 'adapter_name="ref" if "ref" in model.peft_config else None'),
-    # The default of `advantage_eps`.
-    (GRPOTrainer._generate_and_score_completions, "advantages / (std_rewards + 1e-4)"),
-    (GRPOTrainer.__init__, "vllm_client.get_server_info()"),
-    # The columns of the table have room for one rollout: the rows of another replace them.
-    *(
-        (GRPOTrainer.__init__, f'"{name}": deque(maxlen=args.generation_batch_size)')
-        for name in ("prompt", "completion", "advantages")
-    ),
-    (VLLMGeneration, "self.llm = LLM("),
-    (VLLMGeneration, "self.llm.sleep(level=2)"),
-    *(
-        (VLLMGeneration, f"self.{name} = ")
-        for name in (
-            "_dist",
-            "server_timeout",
-            "enable_sleep_mode",
-            "_llm_weights_sleeping",
-            "llm",
-            "generation_kwargs",
-        )
-    ),
-    *(
-        (grpo_trainer, f"self.{name} = ")
-        for name in (
-            *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights"),
-            *("num_generations_eval", "multi_objective_aggregation", "scale_rewards", "loss_type"),
-            *("use_transformers_continuous_batching", "generation_config"),
-        )
-    ),
+# Attributes of TRL's trainer that this package reads. Those of its generation by vLLM: tests/generation.
+ATTRIBUTES = [
+    *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights", "num_generations_eval"),
+    *("multi_objective_aggregation", "scale_rewards", "loss_type", "use_transformers_continuous_batching"),
+    "generation_config",
 ]
 
 
-@pytest.mark.parametrize(("where", "text"), SOURCES)
-def test_trl_still_does_what_this_package_relies_on(where, text):
-    assert text in inspect.getsource(where)
+def test_trls_trainer_has_the_attributes_that_we_read_and_a_table_of_one_rollout(ours):
+    trainer = ours(**KINDS["trl"])
+    assert [name for name in ATTRIBUTES if not hasattr(trainer, name)] == []
+    # The rows of another rollout replace those of this one.
+    columns = (trainer._logs[name] for name in ("prompt", "completion", "advantages"))
+    assert {column.maxlen for column in columns} == {trainer.args.generation_batch_size}
+
+
+def test_the_default_of_advantage_eps_is_trls(ours):
+    def small(completions, **columns):
+        return [reward / 10_000 for reward in letters(completions)]
+
+    trainer = ours(small, **KINDS["trl"])
+    trainer._prepare_inputs([{"prompt": "3 + 4?"}] * 4 + [{"prompt": "Hello"}] * 4)
+    rewards = torch.tensor(trainer._logs["rewards"]["small"]).view(2, 4)
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + TRL_EQUAL["advantage_eps"])
+    assert list(trainer._logs["advantages"]) == pytest.approx(expected.flatten().tolist(), rel=1e-4)
 
 
 # The fields of TRL's config, by what reads them. Our loss:
@@ -203,7 +184,7 @@ def test_every_field_of_trls_config_has_a_reader():
 
 def test_trl_equal_names_every_field_that_moves_a_weight():
     assert set(MathGRPOConfig.__annotations__) == set(TRL_EQUAL)
-    assert TRL_EQUAL["advantage_eps"] == MathGRPOConfig.advantage_eps == 1e-4
+    assert TRL_EQUAL["advantage_eps"] == MathGRPOConfig.advantage_eps
 
 
 def private(path, owner):
