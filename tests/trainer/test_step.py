@@ -165,4 +165,4 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(facto
 def test_an_optimizer_that_steps_in_each_backward_pass_leaves_no_rows_to_regroup(small, ours):
     model = AutoModelForCausalLM.from_pretrained(small)
     next(model.parameters()).register_post_accumulate_grad_hook(lambda weight: None)
-    assert ours(model=model).grpo_math.updates.scorer is None
+    assert ours(model=model).grpo_math.scorer.packed is None
