@@ -9,7 +9,8 @@ changed file first, and then the tests of other folders that import the file. Th
 printed as a diff. Read them: either a test is missing, or the line can go, or both versions are right. A test that
 fails on the unchanged code, too, is printed, and does not count.
 
-Does not change strings, log texts, messages, annotations, or the constants of a module or class. `tools` is left out:
+Does not change strings, log calls, messages, annotations, matrices of example numbers, or the constants of a module or
+class. `tools` is left out:
 its tests run hostile programs, and a mutant of the sandbox would let them out.
 """
 
