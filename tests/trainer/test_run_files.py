@@ -115,10 +115,11 @@ def test_a_resumed_run_and_a_second_training_of_one_trainer_continue(ours, tmp_p
         trainer.train()
         assert [line["step"] for line in read_run(tmp_path).history] == steps
         assert json.loads((tmp_path / "finished.json").read_text()) == {"step": steps[-1]}
-    ours(letters, ROWS, **SAVED).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    resumed = ours(letters, ROWS, **SAVED)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
     assert [line["step"] for line in read_run(tmp_path).history] == [0, 1, 2]
     # The results of the last weights stay with a run that had ended.
-    (tmp_path / "after.json").write_text("{}")
+    evaluate(resumed, ROWS[:2])
     ours(letters, ROWS, **SAVED).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert (tmp_path / "after.json").exists()
     assert not (tmp_path / "earlier").exists()
