@@ -30,6 +30,8 @@ def auto_dtype(half: str, *, use_peft: bool, fp16: bool, has_copy: bool = False)
 
     >>> auto_dtype("float16", use_peft=True, fp16=True), auto_dtype("float16", use_peft=False, fp16=True)
     ('float16', 'float32')
+    >>> [auto_dtype("bfloat16", use_peft=False, fp16=False, **copy) for copy in ({}, {"has_copy": True})]
+    ['float32', 'bfloat16']
     """
     frozen_or_copied = use_peft and fp16 if half == "float16" else use_peft or has_copy
     return half if frozen_or_copied else "float32"
