@@ -247,6 +247,12 @@ def test_a_shared_prefix_that_a_state_excludes_is_named_and_a_short_one_is_not(g
         assert caplog.text.count("Switched off: shared prefix: ") == lines
 
 
+def test_a_prompt_that_another_one_repeats_bounds_the_shared_prefix(model, grouped, monkeypatch):
+    monkeypatch.setattr(cache, "MIN_SAVED_TOKENS", 1)
+    plain, ours, _ = both(model, grouped(["aaa", "aaaaaaa"]), **SAMPLED)
+    assert plain == ours
+
+
 def test_layers_on_two_devices_are_left_to_transformers(model, grouped):
     model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
     plain, ours, _ = both(model, grouped(), **SAMPLED)
