@@ -186,11 +186,7 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
         first[:] = first or [error]
 
     with renamed_error_fields({"split": "dataset_split"}):
-        if dataset.partition(":")[0] == "generated":
-            made = load_problems(dataset, split)
-            data = Data("line", dataset, lambda: enumerate(map(dict, made), 1))
-        else:
-            data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
+        data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
         rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
     if not rows:
         raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")

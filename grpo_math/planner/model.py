@@ -23,7 +23,8 @@ from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
-from grpo_math.reading import read_json, read_object
+from grpo_math.reading import read_json
+from grpo_math.run.files import remembered
 
 FORMAT = 8  # version of measure.py's answers
 # Fields of a config.json that do not change a shape.
@@ -117,18 +118,18 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
     if key in stored("measured.json"):
         return stored("measured.json")[key]
-    if (known := read_object(path)) is not None:
-        return known
-    if not measures:
-        raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
-    answer = _request(source, config, how)
-    if "error" in answer:
-        refuse_dropout_of_experts(answer["error"], source)
-        reason = f"cannot be measured ({answer['error']})"
-        raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(answer), encoding="utf-8")
-    return answer
+
+    def measure() -> Json:
+        if not measures:
+            raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
+        answer = _request(source, config, how)
+        if "error" in answer:
+            refuse_dropout_of_experts(answer["error"], source)
+            reason = f"cannot be measured ({answer['error']})"
+            raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
+        return answer
+
+    return dict(remembered(path, measure))
 
 
 def measurement_key(config: Json, how: Json | None) -> str:

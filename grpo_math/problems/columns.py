@@ -4,16 +4,17 @@ r"""Find the problem and the gold answer in a row: by the common column names, o
 text before a question, and options.
 
 >>> row = {"question": "What is 3 + 4?", "reward_model": {"ground_truth": "7"}, "id": 1}
->>> [first(row, name, ACCEPTED[name]) for name in ("problem", "answer", "level")]
-[('question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('level', None)]
+>>> of_rows = layout(tuple(row), ACCEPTED)
+>>> [of_rows.first(row, name) for name in ("problem", "answer", "level")]
+[('question', 'What is 3 + 4?'), ('reward_model.ground_truth', '7'), ('', None)]
 
 rows.py checks what a column contains.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 
@@ -75,33 +76,50 @@ def as_text(requested: str | Mapping[str, str] | None) -> str | None:
     )
 
 
-def first(row: Mapping[str, Any], field: str, names: Sequence[str]) -> tuple[str, Any]:
-    """Return the name and the value of the first column with a value, else of the first column that is empty text;
-    (field, None) without one. ``row`` has its columns `by_name`, too.
+class Layout(NamedTuple):
+    """The meaning of the columns of rows that have the same columns."""
 
-    >>> first({"instruction": "Solve for x.", "input": "2x = 6"}, "problem", ACCEPTED["problem"])[1]
-    'Solve for x.\\n2x = 6'
-    >>> first(by_name({"problem": "", "Question": "1 + 1?"}), "problem", ACCEPTED["problem"])
-    ('question', '1 + 1?')
-    >>> first(by_name({"Gold Answer": "2"}), "answer", ACCEPTED["answer"])
-    ('gold_answer', '2')
+    aliases: Mapping[str, str]  # names in small letters with underscores -> columns that have other names
+    present: Columns  # the accepted columns of each field that can have a value: few of them
+    accepted: Columns
+
+    def by_name(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the columns of a row by their names and aliases."""
+        return {alias: row[name] for alias, name in self.aliases.items()} | dict(row) if self.aliases else row
+
+    def first(self, row: Mapping[str, Any], field: str) -> tuple[str, Any]:
+        """Return the name and the value of the field's first column with a value, else of the first column that is
+        empty text; ("", None) without one. ``row`` has its columns `by_name`.
+
+        >>> row = {"instruction": "Solve for x.", "input": "2x = 6"}
+        >>> layout(tuple(row), ACCEPTED).first(row, "problem")[1]
+        'Solve for x.\\n2x = 6'
+        """
+        empty = None
+        for name in self.present.get(field, ()):
+            value = _value(row, name)
+            if isinstance(value, str) and not value.strip():
+                empty = empty or (name, value)
+            elif value is not None:
+                return name, value
+        return empty or ("", None)
+
+
+def layout(columns: tuple[str, ...], accepted: Columns) -> Layout:
+    """Return the layout of rows with these columns.
+
+    >>> row = {"problem": "", "Question": "1 + 1?", "Gold Answer": "2"}
+    >>> of_rows = layout(tuple(row), ACCEPTED)
+    >>> of_rows.first(of_rows.by_name(row), "problem"), of_rows.first(of_rows.by_name(row), "answer")
+    (('question', '1 + 1?'), ('gold_answer', '2'))
     """
-    empty = None
-    for name in present(tuple(row), tuple(names)):
-        value = _value(row, name)
-        if value is None:
-            continue
-        if not isinstance(value, str) or value.strip():
-            return name, value
-        empty = empty or (name, value)
-    return empty or (names[0] if len(names) == 1 else field, None)
-
-
-@lru_cache(maxsize=1000)
-def present(columns: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that can have a value in a row with these columns: a data set has few of the accepted ones."""
-    parts = {name: {name, name.partition(".")[0], *name.split("+")} for name in names}
-    return tuple(name for name in names if not parts[name].isdisjoint(columns))
+    aliases = {normalized(name): name for name in columns if isinstance(name, str)}
+    known = {*columns, *aliases}
+    present = {
+        field: tuple(name for name in names if not {name, name.partition(".")[0], *name.split("+")}.isdisjoint(known))
+        for field, names in accepted.items()
+    }
+    return Layout(aliases if len(known) > len(columns) else {}, present, accepted)
 
 
 def used(present: Iterable[str], columns: Columns) -> list[str]:
@@ -113,11 +131,6 @@ def used(present: Iterable[str], columns: Columns) -> list[str]:
 @lru_cache(maxsize=1000)
 def normalized(name: str) -> str:
     return "_".join(name.lower().replace("-", " ").split())
-
-
-def by_name(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns by their names, and by those in small letters with underscores."""
-    return {normalized(name): value for name, value in row.items() if isinstance(name, str)} | dict(row)
 
 
 def _value(row: Mapping[str, Any], name: str) -> Any:

@@ -22,7 +22,9 @@ from grpo_math.problems.stored import rows_with
 
 NGRAM = 13
 SPLITS = ("train", "test", "heldout")
-WORD = re.compile(r"[^\W\d_]+|\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[-+*/=<>^|%]")
+SIGNS = r"\d+(?:,\d{3}(?!\d))*(?:\.\d+)?|[-+*/=<>^|%]"
+# The letters of all languages take twice the time.
+WORD, ASCII_WORD = re.compile(rf"[^\W\d_]+|{SIGNS}"), re.compile(rf"[a-z]+|{SIGNS}", re.ASCII)
 SPACING = re.compile(r"[\s$]|\\[,;!]")
 
 
@@ -32,7 +34,7 @@ def words(text: str) -> list[str]:
     >>> words("What is $1,200 + 4.5$?"), words(r"\frac{x}{2}")
     (['what', 'is', '1200', '+', '4.5'], ['frac', 'x', '2'])
     """
-    matched = WORD.findall(text.casefold())
+    matched = (ASCII_WORD if text.isascii() else WORD).findall(text.casefold())
     return [word.replace(",", "") for word in matched] if "," in text else matched
 
 
@@ -82,18 +84,13 @@ def matches(
     # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
     # are whole problems (a text) and n-grams (a tuple).
     index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
-    # Most problems share no 7 words with a set. Any 13 words contain the 7 from a place that is a multiple of 7.
-    half, blocks = (ngram + 1) // 2, set[tuple[str, ...]]()
     for name, problems in sets.items():
         for i, row in enumerate(problems):
-            blocks |= ngrams(row["problem"], half)
-            for key in {whole(row["problem"])} | ngrams(row["problem"], ngram):
+            for key in {whole(row["problem"])} | {*ngrams(row["problem"], ngram)}:
                 index.setdefault(key, set()).add((name, i))
     for row in rows_with(training, "problem") if sets else ():
         equal = index.get(whole(row["problem"]), set())
-        is_near = not blocks.isdisjoint(ngrams(row["problem"], half, step=half))
-        grams = ngrams(row["problem"], ngram) if is_near else ()
-        similar = {position for gram in grams for position in index.get(gram, ())}
+        similar = {position for gram in ngrams(row["problem"], ngram) for position in index.get(gram, ())}
         if equal or similar:
             yield row, equal, similar
 
@@ -121,10 +118,14 @@ def overlap_line(result: Mapping[str, Any]) -> str:
     )
 
 
-def ngrams(text: str, n: int = NGRAM, step: int = 1) -> set[tuple[str, ...]]:
-    """Return every n consecutive words of a text, or only those that begin at a multiple of ``step``."""
+def ngrams(text: str, n: int = NGRAM) -> Iterator[tuple[str, ...]]:
+    """Yield every n consecutive words of a text.
+
+    >>> [*ngrams("How many are left?", 3)]
+    [('how', 'many', 'are'), ('many', 'are', 'left')]
+    """
     all_words = words(text)
-    return {tuple(all_words[start : start + n]) for start in range(0, len(all_words) - n + 1, step)}
+    return zip(*(all_words[start:] for start in range(n)), strict=False)
 
 
 def whole(text: str) -> str:

@@ -30,7 +30,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import file_digest, sha256
 from heapq import nsmallest
 from itertools import islice
@@ -101,7 +101,8 @@ def load_problems(
     """
     template = as_template(template or (PROBLEM if system_prompt else "gsm8k"), system_prompt, answer_format)
     read, _ = _reader(dataset, split, template, columns, limit, seed, skip_bad_rows)
-    return list(read(logger.warning).problems)
+    _, problems, _ = read(logger.warning)
+    return list(problems)
 
 
 def problem_table(
@@ -119,23 +120,20 @@ def problem_table(
     Prompts of the user's own function are made each time, because nothing shows that the function has changed.
     """
     read, data = _reader(dataset, split, template, columns, limit, seed, skip_bad_rows)
-    if data is None or data.size < LARGE or is_user_function(template.name):
-        return list(read(logger.warning).problems)
+    if data.size < LARGE or is_user_function(template.name):
+        _, problems, _ = read(logger.warning)
+        return list(problems)
     settings = (data.label, data.file, split, data.source, data.accepted, template, limit, seed, skip_bad_rows)
     return stored.table(dataset, (data.content(), settings), read)
 
 
 def _reader(
     dataset: str, split: str, template: Template, columns: Any, limit: int | None, seed: int, skip_bad_rows: bool
-) -> tuple[Callable[[Warn], Read], Data | None]:
-    """Return the function that reads the problems, and the data set; None for generated problems."""
+) -> tuple[Callable[[Warn], Read], Data]:
+    """Return the function that reads the problems, and the data set."""
     if limit is not None and limit < 1:
         raise ConfigError("limit", limit, "is not a number of rows", "give 1 or more, or leave it out for all rows")
-    name, _, levels = dataset.partition(":")
-    if name == "generated":
-        made = Stored(_generated(levels, split_name(split, generated.SPLITS), limit, seed))
-        return lambda warn: _with_prompts(made, template, dataset, warn), None
-    data = open_rows(dataset, split, columns)
+    data = open_rows(dataset, split, columns, limit, seed)
 
     def read(warn: Warn) -> Read:
         first: list[DataError] = []
@@ -176,10 +174,11 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
     def good() -> Iterator[Row]:
         nonlocal has_options
         ids: set[str] = set()
+        layout_of = lru_cache(maxsize=1000)(partial(which.layout, accepted=data.accepted))
         for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
             number = f"{data.label}/{line}"
             try:
-                row = {**parse_row(raw, number, data.accepted, data.source, as_is), "line": line}
+                row = parse_row(raw, number, layout_of, data.source, as_is) | {"line": line}
             except BadRow as error:
                 bad(raw, DataError(data.file, line, *error.args))
                 continue
@@ -222,7 +221,13 @@ def _shows_gold(row: Row) -> bool:
 # Finding the rows
 
 
-def open_rows(dataset: str, split: str, columns: str | Mapping[str, str] | None) -> Data:
+def open_rows(
+    dataset: str, split: str, columns: str | Mapping[str, str] | None, limit: int | None = None, seed: int = 0
+) -> Data:
+    """Return the rows of a data set. ``limit`` and ``seed`` select generated problems."""
+    if dataset.partition(":")[0] == "generated":
+        rows = _generated(dataset.partition(":")[2], split_name(split, generated.SPLITS), limit, seed)
+        return Data("generated", dataset, lambda: enumerate(rows, 1))
     name = source_name(dataset)
     source = SOURCES.get(name or "", DEFAULT_SOURCE)
     accepted = which.accepted_columns(columns, source.columns)
@@ -391,8 +396,7 @@ def _generated(levels: str, split: str, limit: int | None, seed: int) -> list[Ro
     for name in names:
         require_choice("level", name, tuple(generated.LEVELS))
     n = len(names) * min(len(generated.problems(name, split)) for name in names)
-    rows = generated.generate(split, min(limit or n, n), seed, names)
-    return [{**row, "others": {"level": row["level"]}} for row in rows]
+    return generated.generate(split, min(limit or n, n), seed, names)
 
 
 # Making the problems
@@ -428,7 +432,7 @@ def _with_prompts(rows: Stored, template: Template, dataset: str, warn: Warn) ->
             }
             yield cast(Problem, made)
 
-    return Read(len(rows), problems(), types)
+    return len(rows), problems(), types
 
 
 def _prompt(row: Row, template: Template) -> Prompt:

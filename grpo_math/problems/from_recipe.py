@@ -5,16 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from heapq import nsmallest
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, DataError, UserError
-from grpo_math.problems import contamination
+from grpo_math.problems import contamination, stored
 from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
-from grpo_math.problems.stored import batches, remembered, rows_with
+from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.reading import is_table
 from grpo_math.run.resume import problem_hashes, short_hash
 
@@ -146,10 +145,8 @@ class RecipeProblems:
         is_named = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
         if is_named or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
             return rows, []
-        positions = {*remembered(rows, "held_out", lambda: _held_out(rows))}
-        trained = [position for position in range(len(rows)) if position not in positions]
-        held_out = self._select(rows, sorted(positions))
-        return [rows[position] for position in trained] if isinstance(rows, list) else rows.select(trained), held_out
+        positions = remembered(rows, "held_out", lambda: _held_out(rows))
+        return stored.without(rows, positions), self._select(rows, positions)
 
     def _select(self, rows: Any, positions: Sequence[int]) -> list[Problem]:
         """Return the problems at these positions."""
@@ -273,17 +270,11 @@ class RecipeProblems:
 
 
 def _held_out(rows: Any) -> list[int]:
-    """Return the positions of the problems of a file that are held out."""
+    """Return the positions of the problems of a file that are held out: those with the smallest hashes."""
+    import numpy
 
     # A hash keeps a problem on its side when other problems are added. Equal problems are on the same side.
-    def hashes() -> Iterator[bytes]:
-        return (sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem"))
-
-    # Hash in batches: the hashes of all problems would take much memory.
-    different: set[bytes] = set()
-    smallest: set[bytes] = set()
-    for batch in batches(hashes()):
-        different |= {*batch} if len(different) < 10 * MAX_HELDOUT else set()
-        smallest = {*nsmallest(MAX_HELDOUT, smallest | {*batch})}
-    chosen = {*nsmallest(len(different) // 10, smallest)}
-    return [position for position, digest in enumerate(hashes()) if digest in chosen]
+    digests = (sha256(row["problem"].encode()).digest() for row in rows_with(rows, "problem"))
+    hashes = numpy.fromiter(digests, "S32", len(rows))
+    different = numpy.unique(hashes)
+    return numpy.flatnonzero(hashes < different[min(len(different) // 10, MAX_HELDOUT)]).tolist()

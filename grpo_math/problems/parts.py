@@ -77,12 +77,13 @@ def with_text_before(row: Mapping[str, Any], question: str) -> str:
     >>> with_text_before({"body": "Omar has 29 beads and gives 4 away."}, "How many are left?")
     'Omar has 29 beads and gives 4 away.\nHow many are left?'
     """
-    texts = [text for name in BEFORE if isinstance(text := row.get(name), str) and text.strip() not in question]
+    columns = (row[name] for name in BEFORE if name in row)
+    texts = [text for text in columns if isinstance(text, str) and text.strip() not in question]
     return "\n".join([*texts, question])
 
 
 def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
-    """Return the options of a row by their labels; {} without options. The row has its columns `by_name`, too.
+    """Return the options of a row by their labels; {} without options. The row has its columns `by_name`.
 
     >>> options({"a": 6, "b": 7, "c": 8}, "B"), options({"a": 6, "b": 7, "c": 8}, "8")
     ({'A': 6, 'B': 7, 'C': 8}, {})
@@ -90,6 +91,8 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     {'A': '6', 'B': '7', 'C': '8'}
     """
     lists, wrongs, layouts = _option_columns(tuple(row))
+    if not (lists or wrongs or layouts):
+        return {}
     for name in lists:
         if row[name] is not None:
             return labelled(row[name])

@@ -1,9 +1,10 @@
 r"""A raw row of a data set -> the checked id, problem and gold answer, and the other columns of the row.
 
->>> row = parse_row({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}, "my", columns.ACCEPTED)
+>>> def of_columns(names): return columns.layout(names, columns.ACCEPTED)
+>>> row = parse_row({"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"}, "my", of_columns)
 >>> row["id"], row["problem"], row["answer"]
 ('my', 'What is 3 + 4?', '7')
->>> parse_row({"problem": "Why?", "answer": " "}, "my", columns.ACCEPTED)
+>>> parse_row({"problem": "Why?", "answer": " "}, "my", of_columns)
 Traceback (most recent call last):
 ...
 grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass --skip_bad_rows')
@@ -12,8 +13,9 @@ grpo_math.problems.rows.BadRow: ('answer', 'is empty', 'correct the row, or pass
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import lru_cache
 from numbers import Number
 from typing import Any
 
@@ -47,7 +49,7 @@ class BadRow(Exception):
 def parse_row(
     raw: bytes | Mapping[str, Any],
     default_id: str,
-    accepted: columns.Columns,
+    layout_of: Callable[[tuple[str, ...]], columns.Layout],
     source: Source = DEFAULT_SOURCE,
     as_is: bool = False,
 ) -> Row:
@@ -65,10 +67,11 @@ def parse_row(
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
     _check(EXTRA not in fields, "row", "has more cells than the file has columns")
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
-    if not isinstance(raw, bytes) or b"\\u" in raw or b"\xed" in raw:  # how a line would contain one
+    if not isinstance(raw, bytes) or rb"\ud" in raw or rb"\uD" in raw or b"\xed" in raw:  # how a line would contain one
         _check(not HALF.search(AS_TEXT.encode(fields)), "row", "contains half a character")
-    named = columns.by_name(fields)
-    problem_key, prompt = _needed(named, "problem", accepted, fields)
+    layout = layout_of(tuple(fields))
+    named = layout.by_name(fields)
+    problem_key, prompt = _needed(named, "problem", layout, fields)
     problem = _question(prompt, problem_key, as_is)
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.
@@ -77,34 +80,41 @@ def parse_row(
     for before, after in AROUND:
         problem = problem.removeprefix(before).removesuffix(after)
     _check(bool(problem.strip()), problem_key, "is empty")
-    if problem is prompt and len(accepted["problem"]) > 1:
+    if problem is prompt and len(layout.accepted["problem"]) > 1:
         problem = parts.with_text_before(named, problem)
-    answer_key, written = _needed(named, "answer", accepted, fields)
+    answer_key, written = _needed(named, "answer", layout, fields)
     answer = _gold(answer_key, written, problem, source)
-    _, identity = columns.first(named, "id", accepted["id"])
-    row = {
+    _, identity = layout.first(named, "id")
+    left_out = _left_out(problem_key)
+    # The other columns of a built-in set may be gigabytes, and the user did not name them.
+    others = {name: fields[name] for name in fields if name not in left_out} if source is DEFAULT_SOURCE else {}
+    return {
         "id": default_id if identity is None else str(identity),
         "problem": problem.strip(),
         "answer": answer,
         "own_prompt": prompt if is_prompt else None,
+        "others": others | _parts(named, layout, answer, source),
+        "read": (problem_key, answer_key),
+        "written": written,
+        "options": parts.options(named, answer) if source is DEFAULT_SOURCE else {},
     }
+
+
+@lru_cache(maxsize=1000)
+def _left_out(problem_key: str) -> set[str]:
+    """Return the columns that are not among the other columns of a row."""
     # The template's prompt replaces a prompt that was read as the problem, so that its column needs no warning.
     prompt_columns = {part.partition(".")[0] for part in problem_key.split("+")} & TRAINING_COLUMNS
-    left_out = {*row, *PARTS, *prompt_columns}
-    # The other columns of a built-in set may be gigabytes, and the user did not name them.
-    others = {name: fields[name] for name in fields if name not in left_out} if source is DEFAULT_SOURCE else {}
-    row["others"] = others | _parts(named, accepted, answer, source)
-    options = parts.options(named, answer) if source is DEFAULT_SOURCE else {}
-    return {**row, "read": (problem_key, answer_key), "written": written, "options": options}
+    return {"id", "problem", "answer", "own_prompt", *PARTS, *prompt_columns}
 
 
-def _needed(
-    named: Mapping[str, Any], field: str, accepted: columns.Columns, fields: Mapping[str, Any]
-) -> tuple[str, Any]:
+def _needed(named: Mapping[str, Any], field: str, layout: columns.Layout, fields: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
-    key, content = columns.first(named, field, accepted[field])
+    key, content = layout.first(named, field)
     if content is None:
-        raise BadRow(key, "is missing", f"{column_remedy([fields], field, accepted)}; {REMEDY}")
+        names = layout.accepted[field]
+        key = names[0] if len(names) == 1 else field
+        raise BadRow(key, "is missing", f"{column_remedy([fields], field, layout.accepted)}; {REMEDY}")
     return key, content
 
 
@@ -150,24 +160,23 @@ def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
     return gold
 
 
-def _parts(named: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> Row:
+def _parts(named: Mapping[str, Any], layout: columns.Layout, gold: str, source: Source) -> Row:
     """Return the level, the subject and the tolerance that the row has. A value of another type is left out."""
-    _, level = columns.first(named, "level", accepted["level"])
-    _, subject = columns.first(named, "subject", accepted["subject"])
+    (_, level), (_, subject) = layout.first(named, "level"), layout.first(named, "subject")
     if number := LEVEL.fullmatch(str(level)):
         level = int(number[1])
     parts = {
         "level": level if isinstance(level, int | str) and level != "Level ?" else None,
         "subject": subject if isinstance(subject, str) else None,
-        "tolerance": _tolerance(named, accepted, gold, source) if source.relative or source.absolute else None,
+        "tolerance": _tolerance(named, layout, gold, source) if source.relative or source.absolute else None,
     }
     return {name: part for name, part in parts.items() if part is not None}
 
 
-def _tolerance(named: Mapping[str, Any], accepted: columns.Columns, gold: str, source: Source) -> float | None:
+def _tolerance(named: Mapping[str, Any], layout: columns.Layout, gold: str, source: Source) -> float | None:
     """Return the accepted distance from the gold answer, in a data set whose authors accept such answers."""
     number = value(gold)
-    of_row = value(str(columns.first(named, "tolerance", accepted.get("tolerance", ()))[1]))
+    of_row = value(str(layout.first(named, "tolerance")[1]))
     absolute = source.absolute if of_row is None else float(min(abs(of_row), LARGEST))
     return None if number is None else float(min(abs(number), LARGEST)) * source.relative + absolute
 

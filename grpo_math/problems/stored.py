@@ -4,36 +4,35 @@ r"""Rows on disk: those of the first pass for the passes after it, and the probl
 >>> len(rows), sum(1 for _ in rows), next(iter(rows))
 (21001, 21001, {'id': '0'})
 
-The problems of a large set are an Arrow file in the cache of `datasets`. Its folder is named after everything that the
-problems depend on: the content of the data, the settings, and the code of this package. The first process that needs
-the problems writes the file, and the other processes of the machine wait for it. They map it into their memory.
+The problems of a large set are an Arrow file in the cache of `datasets`. It is named after everything that the problems
+depend on: the content of the data, the settings, and the code of this package. The first process that needs the
+problems writes the file, and the other processes of the machine wait for it. They map it into their memory.
 """
 
+import gc
+import json
 import logging
 import os
 import pickle  # noqa: TID251 -- of an unnamed file, which no other process can open
-import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_math.errors import first_line
 from grpo_math.problems.problem import Problem
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.run import files
 from grpo_math.run.bar import Bar
-from grpo_math.run.files import flush, write_json
 
 logger = logging.getLogger(__name__)
 
 BATCH = 1000  # rows that are written and read at once
+METADATA = "huggingface"  # the metadata of an Arrow file that `datasets` keeps
 IN_MEMORY = 20_000  # the first rows, which are not written to a temporary file
-ROWS, NOTES = "rows.arrow", "notes.json"
 
 
 def batches(rows: Iterable[Any], size: int = BATCH) -> Iterator[list[Any]]:
@@ -89,12 +88,8 @@ class Stored:
         yield from self._last
 
 
-class Read(NamedTuple):
-    """The problems of a data set, which are made as they are needed, and Arrow's types of some of their columns."""
-
-    n: int
-    problems: Iterator[Problem]
-    types: Mapping[str, Any]
+# The number of problems, the problems, which are made as they are needed, and Arrow's types of some of their columns.
+Read = tuple[int, Iterator[Problem], Mapping[str, Any]]
 
 
 def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]], Read]) -> Any:
@@ -106,31 +101,33 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
     import datasets
     from filelock import FileLock
 
+    # Python searches for unused objects after every few new rows. The modules, half of the time, are not searched.
+    gc.freeze()
     key = sha256(repr((_code(), datasets.__version__, depends_on)).encode()).hexdigest()[:32]
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "grpo_math" / key
-    notes: list[str] = []
-    line = f"the problems of {name} are in {folder}, as an earlier process prepared them"
+    file = Path(datasets.config.HF_DATASETS_CACHE) / "grpo_math" / f"{key}.arrow"
+    line = f"the problems of {name} are in {file}, as an earlier process prepared them"
     try:
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                # Another process may have written the folder while this one waited.
-                if not folder.is_dir():
-                    _write_folder(folder, read(notes.append), notes)
-                    line = f"the problems of {name} are kept in {folder}, and used again"
-        rows, notes = datasets.Dataset.from_file(str(folder / ROWS)), read_json(folder / NOTES)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{file}.lock"):
+                # Another process may have written the file while this one waited.
+                if not file.exists():
+                    with files.replaced(file) as scratch, scratch.open("wb") as sink:
+                        _write_rows(sink, read)
+                    line = f"the problems of {name} are kept in {file}, and used again"
+        rows = datasets.Dataset.from_file(str(file))
     # NotImplementedError: a file system without locks.
     except (OSError, NotImplementedError) as error:
         import pyarrow
 
         reason = getattr(error, "strerror", None) or first_line(error)
-        line = f"the problems of {name} are prepared in memory: {folder.parent} cannot be written ({reason})"
-        sink, notes = pyarrow.BufferOutputStream(), []
-        _write_rows(sink, read(notes.append))
-        rows = datasets.Dataset.from_buffer(sink.getvalue())
+        line = f"the problems of {name} are prepared in memory: {file.parent} cannot be written ({reason})"
+        memory = pyarrow.BufferOutputStream()
+        _write_rows(memory, read)
+        rows = datasets.Dataset.from_buffer(memory.getvalue())
     if not _is_other_process():
         print(line, file=sys.stderr)
-    for note in notes:
+    for note in json.loads(rows.data.schema.metadata[METADATA.encode()])["notes"]:
         logger.warning(note)
     return rows
 
@@ -142,35 +139,18 @@ def _code() -> str:
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _write_folder(folder: Path, read: Read, notes: list[str]) -> None:
-    """Write the folder under another name and rename it: a kill at any moment leaves no folder, or a whole one."""
-    scratch = folder.with_suffix(".part")
-    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
-    scratch.mkdir()
-    try:
-        with open(scratch / ROWS, "wb") as file:
-            _write_rows(file, read)
-        flush(scratch / ROWS)
-        write_json(scratch / NOTES, notes)
-        scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _write_rows(sink: Any, read: Read) -> None:
-    """Write problems to a file of Arrow's stream format."""
+def _write_rows(sink: Any, read: Callable[[Callable[[str], None]], Read]) -> None:
+    """Write problems to a file of Arrow's stream format. The warnings are its metadata."""
     import pyarrow
 
-    writer = None
-    for batch in batches(bar(read.problems, "preparing problems", read.n)):
-        if writer is None:
-            columns = {column: [row[column] for row in batch] for column in batch[0]}
-            types = {column: read.types.get(column) or pyarrow.array(columns[column]).type for column in columns}
-            schema = pyarrow.schema(types.items())
-            writer = pyarrow.ipc.new_stream(sink, schema)
-        writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
-    if writer is not None:
-        writer.close()
+    notes: list[str] = []
+    n, problems, types = read(notes.append)
+    first = next(problems)
+    columns = {column: types.get(column) or pyarrow.array([value]).type for column, value in first.items()}
+    schema = pyarrow.schema(columns.items(), {METADATA: json.dumps({"notes": notes})})
+    with pyarrow.ipc.new_stream(sink, schema) as writer:
+        for batch in batches(bar(chain([first], problems), "preparing problems", n)):
+            writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
 
 
 def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
@@ -178,9 +158,23 @@ def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
     if not hasattr(rows, "select_columns"):
         yield from rows
     else:
-        for batch in rows.select_columns(list(columns)).iter(BATCH):
-            for values in zip(*batch.values(), strict=True):
-                yield dict(zip(batch, values, strict=True))
+        for batch in rows.select_columns(list(columns)).with_format("arrow").iter(BATCH):
+            yield from batch.to_pylist()
+
+
+def without(rows: Any, positions: Sequence[int]) -> Any:
+    """Return rows, a list or a `datasets.Dataset`, without those at some positions in order.
+
+    >>> without(["a", "b", "c", "d"], [1, 3])
+    ['a', 'c']
+    """
+    # The parts between the positions. A table that selects single rows is read slowly.
+    parts = [range(start + 1, end) for start, end in pairwise([-1, *positions, len(rows)])]
+    if isinstance(rows, list):
+        return [rows[position] for part in parts for position in part]
+    from datasets import concatenate_datasets
+
+    return concatenate_datasets([rows.select(part) for part in parts if part])
 
 
 def repeated(keys: Iterable[int]) -> Any:
@@ -200,15 +194,7 @@ def remembered(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
 
     The value is kept next to the rows if they are in the cache.
     """
-    files = getattr(rows, "cache_files", None)
-    if not files:
+    files_of_rows = getattr(rows, "cache_files", None)
+    if not files_of_rows:
         return compute()
-    file = Path(files[0]["filename"]).with_name(f"{name}-{len(rows)}.json")
-    # A missing file, or one that another process is writing.
-    with suppress(Unreadable):
-        return read_json(file)
-    value = compute()
-    # A full disk: the next run computes the value again.
-    with suppress(OSError):
-        write_json(file, value)
-    return value
+    return files.remembered(Path(files_of_rows[0]["filename"]).with_suffix(f".{name}-{len(rows)}.json"), compute)

@@ -7,10 +7,12 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from grpo_math.reading import Unreadable, read_json
 
 # torch, safetensors, tokenizers and pyarrow each raise another class. All but torch pass on the system's text.
 NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)]
@@ -57,15 +59,39 @@ def write_json(path: Path, content: Any) -> None:
     replace_text(path, json.dumps(content, ensure_ascii=False, indent=1) + "\n")
 
 
+def remembered(path: Path, compute: Callable[[], Any]) -> Any:
+    """Return the JSON value of a file. Without the file, return what ``compute`` returns, and write the file."""
+    # Another process may be writing the file.
+    with suppress(Unreadable):
+        return read_json(path)
+    value = compute()
+    # A full disk: the next run computes the value again.
+    with suppress(OSError):
+        write_json(path, value)
+    return value
+
+
 def replace_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write next to the file and rename: a kill at any moment leaves the old file or the new one."""
+    """Write a text as `replaced` does."""
+    with replaced(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+        file.writelines([text] if isinstance(text, str) else text)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a path next to a file, and rename what the block has written there: a kill at any moment leaves the old
+    file or the new one."""
     scratch = path.with_name(f".{path.name}.part")
     with writing(path):
-        with scratch.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-        # Without the flush, a power failure after the rename may leave an empty file under the final name.
-        flush(scratch)
-        scratch.replace(path)
+        try:
+            yield scratch
+            # Without the flush, a power failure after the rename may leave an empty file under the final name.
+            flush(scratch)
+            scratch.replace(path)
+        except BaseException:
+            # A full disk is not filled by a file that nothing uses.
+            scratch.unlink(missing_ok=True)
+            raise
 
 
 def flush(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.problems.columns import ARGUMENTS
+from grpo_math.problems.stored import rows_with
 from grpo_math.rewards.functions import REWARDS, SHIPPED
 from grpo_math.rewards.guard import needed, reward_name
 from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
@@ -51,10 +52,8 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
         raise ConfigError("dataset", "train_dataset", reason, "give each row a prompt, as load_problems does")
     columns = [name for name in GOLD_COLUMNS if name in names]
     # A stream cannot be counted without reading it to its end.
-    counted = columns and hasattr(data, "__len__")
-    # ``None``: Python's numbers instead of tensors.
-    rows = data.with_format(None).select_columns(columns).to_list() if counted else []
-    missing = sum(read_gold_answer(row) is None for row in rows)
+    n = len(data) if columns and hasattr(data, "__len__") else 0
+    missing = sum(read_gold_answer(row) is None for row in rows_with(data, *columns)) if n else 0
     if reserved := [name for name in names if name in ARGUMENTS]:
         raise ConfigError(
             "dataset",
@@ -62,9 +61,9 @@ def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -
             f"has a column {reserved[0]!r}, a name that training uses itself",
             f"rename it, to my_{reserved[0]} for example",
         )
-    if columns and (not rows or missing < len(rows)):
+    if columns and (not n or missing < n):
         return (
-            f"{missing} of {len(rows)} rows of train_dataset have no gold answer ({GOLDS}): "
+            f"{missing} of {n} rows of train_dataset have no gold answer ({GOLDS}): "
             "their completions get the verdict bad_gold."
             if missing
             else None

@@ -13,6 +13,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.prompts import as_template
 from grpo_math.problems.stored import Stored
+from grpo_math.run import files
 from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import read
 
@@ -51,8 +52,8 @@ def test_the_table_is_that_of_the_list_and_is_read_once(file, options, monkeypat
     table = prepared(file, **options)
     assert table.features == expected.features
     assert table.to_list() == expected.to_list()
-    folder = next(path for path in (file.parent / "cache/grpo_math").iterdir() if path.is_dir())
-    assert capsys.readouterr().err.endswith(f"the problems of {file} are kept in {folder}, and used again\n")
+    (kept,) = (file.parent / "cache/grpo_math").glob("*.arrow")
+    assert capsys.readouterr().err.endswith(f"the problems of {file} are kept in {kept}, and used again\n")
     monkeypatch.setattr(datasets, "read_table", lambda *_: pytest.fail("read again"))
     assert prepared(file, **options).to_list() == expected.to_list()
     assert "as an earlier process prepared them" in capsys.readouterr().err
@@ -70,7 +71,7 @@ def test_a_file_that_has_changed_is_read_again(file):
 
 def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypatch):
     if (child := os.fork()) == 0:
-        monkeypatch.setattr(stored, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(files, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         try:
             prepared(file)
         finally:
@@ -79,21 +80,45 @@ def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypa
     cache = file.parent / "cache/grpo_math"
     assert {path.suffix for path in cache.iterdir()} == {".part", ".lock"}
     assert len(prepared(file)) == N
-    assert {path.suffix for path in cache.iterdir()} == {"", ".lock"}
+    assert {path.suffix for path in cache.iterdir()} == {".arrow", ".lock"}
 
 
-def test_without_a_folder_to_write_to_the_problems_are_in_memory(file, capsys, size_limit):  # noqa: F811
-    expected = prepared(file).remove_columns(["prompt", "answer_format"]).to_list()
-    capsys.readouterr()
-    size_limit(100_000)
-    table = prepared(file, template="boxed")
-    size_limit(2**40)
+@pytest.mark.parametrize("reason", ["File too large", "File exists", "Not a directory"])
+def test_without_a_folder_to_write_to_the_problems_are_in_memory(file, reason, capsys, caplog, size_limit):  # noqa: F811
+    expected = load_problems(str(file), skip_bad_rows=True, template="direct")
+    warnings = caplog.messages[:]
     cache = file.parent / "cache/grpo_math"
-    line = f"the problems of {file} are prepared in memory: {cache} cannot be written (File too large)\n"
+    if reason == "File too large":
+        size_limit(100_000)
+    else:
+        in_the_way = cache if reason == "File exists" else cache.parent
+        in_the_way.parent.mkdir(exist_ok=True)
+        in_the_way.touch()
+    table = prepared(file)
+    size_limit(2**40)
+    line = f"the problems of {file} are prepared in memory: {cache} cannot be written ({reason})\n"
     assert capsys.readouterr().err.endswith(line)
     assert table.cache_files == []
-    assert table.remove_columns(["prompt", "answer_format"]).to_list() == expected
-    assert not [path for path in cache.iterdir() if path.suffix == ".part"]
+    assert table.to_list() == hub_datasets.Dataset.from_list(expected).to_list()
+    assert caplog.messages == 2 * warnings
+    assert not [*file.parent.glob("cache/**/*.part")]
+
+
+def test_a_process_waits_for_the_one_that_prepares(file, monkeypatch):
+    read_table = datasets.read_table
+
+    def read_while_another_starts(*words):
+        nonlocal child
+        # Only the first process reads.
+        monkeypatch.setattr(datasets, "read_table", lambda *_: os._exit(1))
+        if (child := os.fork()) == 0:
+            os._exit(int(len(prepared(file)) != N))
+        return read_table(*words)
+
+    child = 0
+    monkeypatch.setattr(datasets, "read_table", read_while_another_starts)
+    assert len(prepared(file)) == N
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("disk", ["free", "full"])
