@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler
-from grpo_math.errors import ConfigError, RewardError, UserError
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
@@ -241,15 +241,6 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, o
     assert {None} < set(notes) <= {None, *map(str, draws)}
 
 
-def test_without_answers_there_is_nothing_to_judge_by(ours):
-    trainer = resampling(ours, "e" * 4)
-    trainer.grpo_math.rollouts.grade = lambda rows, completions: None
-    with pytest.raises(UserError, match="no row of a step has a gold answer"):
-        trainer.train()
-    with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
-        ours(shaped, [{"prompt": "x"}] * 4, resample_groups=1)
-
-
 def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):
     monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
@@ -310,6 +301,23 @@ def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(our
     summed = sum((part - part.mean(1, keepdim=True)) / (part.std(1, keepdim=True) + 1e-4) for part in parts)
     expected = (summed - summed.mean()) / (summed.std() + 1e-4)
     torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_stop_token_of_transformers_ends_a_completion_and_its_padding_is_not_trained_on(masks, ours, chars):
+    stops = [token for token in range(42, 64) if token not in (49, 57)]  # these are end tokens of the model
+    settings = {"generation_kwargs": {"eos_token_id": stops}, "mask_truncated_completions": masks, "max_steps": 1}
+    trainer = ours(**settings, logging_steps=1)
+    with results_of(trainer, "_generate_and_score_completions") as results:
+        trainer.train()
+    ids, lengths = results[0]["completion_ids"], results[0]["completion_mask"].sum(dim=1).tolist()
+    kept = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True) if n]
+    assert not any(chars.pad_token_id in row for row in kept)
+    ended = [row for row in kept if row[-1] in {*stops, *trainer.eos_token_ids}]
+    assert any(row[-1] in stops for row in ended)
+    line = trainer.state.log_history[0]
+    assert line[metrics.TRUNCATED] == 1 - len(ended) / len(ids)
+    assert line[metrics.ENDED_MAX] == max(map(len, ended))
 
 
 def sampled_apart(chars, distance):
