@@ -44,10 +44,13 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, capabilities: str = "") -> None:
-    """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code."""
-    apps, cap = f"*apps*) printf '{processes}'", f"*compute_cap*) printf '{capabilities}'"
-    of_query = f"case $1 in {apps};; {cap};; *index,name*) printf '0, a GPU';; *) printf '{gpus}';; esac"
+def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, more: str = ", a GPU, [N/A]") -> None:
+    """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code.
+
+    ``more``: the name and the compute capability of each GPU.
+    """
+    rows = gpus.replace("\\n", f"{more}\\n")
+    of_query = f"case $1 in *apps*) printf '{processes}';; *) printf '{rows}';; esac"
     write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
 
 

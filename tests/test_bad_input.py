@@ -52,7 +52,11 @@ COMMANDS = {
             command,
             "='runs/dmo' is not a folder: did you mean runs/demo?",
         )
-        for command in (["ask", "runs/dmo", "1 + 1"], ["evaluate", "--model", "runs/dmo", "--data", "generated"])
+        for command in (
+            ["ask", "runs/dmo", "1 + 1"],
+            ["evaluate", "--model", "runs/dmo", "--data", "generated"],
+            ["select", "runs/dmo", "--to", "new"],
+        )
     },
     "a report of what is no run": (["report", "nowhere"], "nowhere"),
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a run that has finished"),

@@ -54,8 +54,9 @@ def test_no_redirect_takes_a_key_to_another_address(status, monkeypatch):
 
     monkeypatch.setattr(SmallHTTP, "handle", redirect, raising=False)
     server = SmallHTTP()
+    monkeypatch.setenv("VLLM_API_KEY", "vllm-fake")
     with pytest.raises(ServerError):
-        Server(server.url, api_key="vllm-fake", retries=0).load_adapter("a", "b")
+        Server(server.url, retries=0).load_adapter("a", "b")
     server.stop()
     assert asked == ["/v1/load_lora_adapter"]
 

@@ -40,6 +40,8 @@ def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float
     tensor([[1., 3.]])
     >>> sampler_ratio(differences, "sequence_mask", None, 3.0)
     tensor([[0.]])
+    >>> sampler_ratio(differences, "token_mask", 1.0, 1.0)
+    tensor([[1., 0.]])
     """
     level, action = mode.split("_")
     ratio = (differences.sum(dim=1, keepdim=True) if level == "sequence" else differences).exp()

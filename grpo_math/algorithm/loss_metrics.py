@@ -75,7 +75,7 @@ class LossMetrics:
         ...     "clipped": Metric(torch.tensor([[True, False]]), counts_skipped=True),
         ...     "largest": Metric(torch.tensor([[0.5]]), Statistic.MAXIMUM),
         ... }
-        >>> step.add(Loss(mask.sum(), mask.sum(), torch.tensor([6.0, 2.0]), logged), mask, completions=1)
+        >>> step.add(Loss(mask.sum(), mask.sum(), torch.tensor([3.0, 1.0]), logged), mask, completions=1)
         >>> step.reduce(accelerator, 1)
         StepResult(metrics={'kl': 0.5, 'clipped': 0.25, 'largest': 0.5}, policy_loss=2.0, entropy=3.0)
         """

@@ -251,10 +251,7 @@ def reinforce(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surr
     (tensor([[-2., -2.]]),)
     """
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
-    return Surrogate(
-        -ratio * inputs.advantages,
-        _clipped(nothing, nothing, inputs.mask, _mean_kind(settings.importance_sampling_level, inputs)),
-    )
+    return Surrogate(-ratio * inputs.advantages, _clipped(nothing, nothing, inputs.mask, Statistic.TOKEN_MEAN))
 
 
 def dppo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -360,9 +357,13 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     :math:`k` and :math:`\lambda` depend on the sign of A. Products are computed in logarithms, within TRL's bounds.
 
     >>> logps, zeros = torch.tensor([[0.5, 2.0]]).log(), torch.zeros(1, 2)
-    >>> inputs = LossInputs(logps, zeros, torch.ones(1, 1), torch.ones(1, 2), zeros)  # w = 0.5 * 2
+    >>> others = (zeros, torch.ones(1, 1), torch.ones(1, 2), zeros)
+    >>> inputs = LossInputs(logps, *others)  # w = 0.5 * 2
     >>> vespo(inputs, logps.exp(), LossSettings()).metrics["vespo/phi_seq_mean"].values
     tensor([[1.]])
+    >>> settings = LossSettings(vespo_k_pos=1000.0)  # a weight that overflows is 0
+    >>> vespo(LossInputs(logps.abs(), *others), logps.exp(), settings).metrics["vespo/phi_seq_mean"].values
+    tensor([[0.]])
     """
     lowest, highest = math.log(1e-8), 20.0
     with torch.no_grad():
@@ -485,9 +486,9 @@ def off_policy_mask(inputs: LossInputs, old_logps: Tensor, threshold: float) -> 
     The sampler's log-probs replace the old ones if they are known. A token without a sampler's log-prob counts as 0.
 
     >>> zeros, advantages = torch.zeros(2, 2), torch.tensor([[-1.0], [1.0]])
-    >>> off_policy_mask(LossInputs(zeros - 3, zeros, advantages, torch.ones(2, 2), zeros), zeros, threshold=2.0)
-    tensor([[0.],
-            [1.]])
+    >>> inputs = LossInputs(zeros - 3, zeros, advantages, torch.ones(2, 2), zeros)
+    >>> [off_policy_mask(inputs, zeros, threshold).flatten().tolist() for threshold in (2.0, 3.0)]
+    [[0.0, 1.0], [1.0, 1.0]]
     """
     sampler = old_logps if inputs.sampling_logps is None else inputs.sampling_logps
     difference = torch.nan_to_num(sampler - inputs.logps.detach(), nan=0.0) * inputs.mask
@@ -614,7 +615,7 @@ def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the loss of a micro-batch, and its metrics."""
-    if settings.kl_estimator == "advantage" and settings.beta != 0.0:
+    if settings.kl_estimator == "advantage":
         inputs = with_reference_advantages(inputs, settings.beta)
     now = inputs.logps.detach()
     # The score function keeps the ratio at 1, also in the correction of the KL.
@@ -633,7 +634,7 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     if inputs.entropy_mask is not None:
         values = values * inputs.entropy_mask
     values = corrected_for_sampler(values, inputs, settings)
-    if settings.beta != 0.0 and inputs.ref_logps is not None:
+    if inputs.ref_logps is not None:
         kl = KL_ESTIMATORS[settings.kl_estimator](inputs.logps, inputs.ref_logps)
         if settings.kl_estimator != "advantage":
             kl = kl * ratio if settings.use_bias_correction_kl else kl

@@ -89,8 +89,9 @@ class Resampler(Stateful):
     True
     >>> Resampler(1, rows[:3], 1, 4, None).draw(1, avoid="ab")
     [2]
-    >>> Resampler(1, rows[:1], 0, 4, None).draw(3, avoid="a")
-    [0, 0, 0]
+    >>> resampler = Resampler(1, rows[:1], 0, 4, None)
+    >>> resampler.draw(3, avoid="a"), resampler.position
+    ([0, 0, 0], 5)
     >>> passes = Resampler(1, rows, 0, 4, None).draw(20)
     >>> passes[:10] != passes[10:]
     True

@@ -42,6 +42,9 @@ class StopConditions:
 
         ``masks``: as for `is_truncated`. TRL does not count the tokens of tools.
         """
+        # TRL's are the same then. Each number that is read waits for the GPU.
+        if not self.exist:
+            return {}
         ends = list(zip(map(sum, masks), truncated, strict=True))
         lengths, cut = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.

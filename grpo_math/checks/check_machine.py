@@ -51,18 +51,20 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
-    needed, installed = {"trl": "every run"}, machine.versions()
-    if generates(s) == "colocate":
-        needed["vllm"] = "use_vllm"
-        if s["load_in_4bit"] and Version(installed.get("vllm", "0.28")) >= Version("0.28"):
-            needed[PLUGIN] = "load_in_4bit with vLLM 0.28 or newer"
-    if s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED" or launched_with("DEEPSPEED"):
-        needed["deepspeed"] = "DeepSpeed"
+    installed, in_vllm = machine.versions(), generates(s) == "colocate"
+    newer = Version(installed.get("vllm", "0.28")) >= Version("0.28")
+    in_deepspeed = s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED"
     # transformers takes the 8-bit optimizers from bitsandbytes.
-    if s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES):
-        needed["bitsandbytes"] = "a model or an optimizer in 4 or 8 bit"
-    if s["use_liger_kernel"]:
-        needed["liger_kernel"] = "use_liger_kernel"
+    quantised = s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES)
+    needs = {
+        "trl": ("every run", True),
+        "vllm": ("use_vllm", in_vllm),
+        PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s["load_in_4bit"] and newer),
+        "deepspeed": ("DeepSpeed", in_deepspeed or launched_with("DEEPSPEED")),
+        "bitsandbytes": ("a model or an optimizer in 4 or 8 bit", quantised),
+        "liger_kernel": ("use_liger_kernel", s["use_liger_kernel"]),
+    }
+    needed = {name: why for name, (why, applies) in needs.items() if applies}
     # pip installs such a version only without its dependencies, or after this package.
     untested = [
         required

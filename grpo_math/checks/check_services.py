@@ -5,6 +5,8 @@ Each request waits a few seconds at most. Does not print a key, and sends the Hu
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -128,12 +130,10 @@ def wandb_offline() -> str:
 
 
 def _in_netrc(host: str) -> bool:
-    import netrc
-
-    try:
-        return netrc.netrc().authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    # wandb reads the file in this variable, too.
+    with suppress(OSError, NetrcParseError):
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    return False
 
 
 def vllm_server(setup: Setup) -> Iterator[Finding]:

@@ -249,7 +249,15 @@ def load_weights(model: str, adapter: str | None, request: Request = DEFAULT_REQ
 
 
 def quantisation_fields(weights: Any) -> dict[str, Any]:
-    """Return the quantisation of loaded weights, under the names of a recipe; {} without one."""
+    """Return the quantisation of loaded weights, under the names of a recipe; {} without one.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(quantization_config=SimpleNamespace(load_in_8bit=True))
+    >>> quantisation_fields(SimpleNamespace(config=config, is_loaded_in_8bit=True))["load_in_8bit"]
+    True
+    >>> quantisation_fields(SimpleNamespace(config=config))
+    {}
+    """
     config = getattr(weights.config, "quantization_config", None)
     if not (getattr(weights, "is_loaded_in_4bit", False) or getattr(weights, "is_loaded_in_8bit", False)):
         return {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.evaluation.paired import Results, by_problem
 from grpo_math.evaluation.stats import PairedDifference, maj_at_k, paired_bootstrap, pass_at_k
-from grpo_math.evaluation.suite import cut_share
+from grpo_math.evaluation.suite import cut_share, in_points
 from grpo_math.grading import Grade, Verdict
 from grpo_math.problems.sources import SOURCES
 from grpo_math.run.metrics import RIGHT
@@ -202,5 +202,4 @@ def _seeds(seeds: Mapping[str, Any]) -> str:
 
 def points(paired: Mapping[str, Any]) -> str:
     """Return a difference with its interval, in points."""
-    low, high = paired["ci95"]
-    return f"{100 * paired['difference']:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return " ".join(in_points(paired))

@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
-from grpo_math.evaluation.suite import aligned
+from grpo_math.evaluation.suite import aligned, in_points
 from grpo_math.reading import read_json
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
 
@@ -113,10 +113,7 @@ def table(comparison: Mapping[str, Any]) -> list[list[str]]:
         ("accuracy", "accuracy", ""),
         ("accuracy in format", "accuracy_in_format", "_in_format"),
     ):
-        low, high = comparison[f"ci95{suffix}"]
-        difference = f"{100 * comparison[f'difference{suffix}']:+.1f} points"
-        interval = f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-        lines.append([label, f"{before[name]:.1%}", f"{after[name]:.1%}", difference, interval])
+        lines.append([label, f"{before[name]:.1%}", f"{after[name]:.1%}", *in_points(comparison, suffix)])
     for category, old in before["categories"].items():
         new = after["categories"][category]
         if old or new:

@@ -107,10 +107,18 @@ def comparison_table(
     rows = [["", "n", "mean@", "base", "trained", "difference", "95% paired interval"]]
     for name, pair in compared.items():
         shares = [f"{side[name]['accuracy']:.1%}" for side in (before, after)]
-        low, high = pair["ci95"]
-        moved = [f"{100 * pair['difference']:+.1f} points", f"[{100 * low:+.1f}, {100 * high:+.1f}]"]
-        rows.append([name, str(pair["n"]), str(before[name]["samples"]), *shares, *moved])
+        rows.append([name, str(pair["n"]), str(before[name]["samples"]), *shares, *in_points(pair)])
     return aligned(rows)
+
+
+def in_points(paired: Mapping[str, Any], suffix: str = "") -> list[str]:
+    """Return a difference in points, and its interval.
+
+    >>> in_points({"difference": 0.1, "ci95": [-0.02, 0.22]})
+    ['+10.0 points', '[-2.0, +22.0]']
+    """
+    low, high = paired[f"ci95{suffix}"]
+    return [f"{100 * paired[f'difference{suffix}']:+.1f} points", f"[{100 * low:+.1f}, {100 * high:+.1f}]"]
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -5,6 +5,8 @@
 ([7], True)
 >>> PrefetchedRollout.from_state_dict(prefetch.state_dict()).state_dict() == prefetch.state_dict()
 True
+>>> PrefetchedRollout([[1, 2]], step=3).start(lambda: 1 / 0).state_dict() is None
+True
 
 sync.py sends the requests, and trainer/rollout_queue.py chooses the prompts.
 """

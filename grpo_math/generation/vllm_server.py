@@ -25,7 +25,7 @@ from packaging.specifiers import SpecifierSet
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
 from grpo_math.system.addresses import is_address, is_loopback
-from grpo_math.system.http import Client, ServerError, read_key
+from grpo_math.system.http import Client, ServerError
 
 SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
@@ -147,12 +147,18 @@ def make_key() -> None:
 
 
 def key() -> str:
-    """Return the key of VLLM_API_KEY, or an empty text."""
-    return read_key("VLLM_API_KEY")
+    """Return the key of VLLM_API_KEY without the line end that a key from a file may have, or an empty text.
+
+    Raises `ConfigError` for a key that no header can carry, because h11's own error would show it.
+    """
+    value = os.environ.get("VLLM_API_KEY", "").strip()
+    if not (value.isascii() and value.isprintable()):
+        raise ConfigError("VLLM_API_KEY", value, "contains characters other than printable ASCII", "set it again")
+    return value
 
 
 class Server:
-    """A client of one server. ``timeout`` and ``retries`` are `http.Client`'s; ``api_key``: default VLLM_API_KEY.
+    """A client of one server. ``timeout`` and ``retries`` are `http.Client`'s. The key is VLLM_API_KEY.
 
     Every method raises `ServerError` in one line. Proxies of the environment are not used.
 
@@ -162,12 +168,10 @@ class Server:
 http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0, retries: int = 3) -> None:
+    def __init__(self, url: str, timeout: float = 600.0, retries: int = 3) -> None:
         if not is_address(url):
             raise ConfigError("vllm_server_base_url", url, *NO_ADDRESS)
-        self.http = Client(
-            url, timeout=timeout, retries=retries, key_variable="VLLM_API_KEY", key=api_key, proxies=False
-        )
+        self.http = Client(url, timeout=timeout, retries=retries, key=key(), proxies=False)
         self.url = self.http.url
 
     # State

@@ -8,6 +8,7 @@ A row stays in its optimizer step, and a completion stays whole.
 """
 
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ def distribute(micro_batches: Sequence[T], steps: int) -> list[list[T]]:
     n = len(micro_batches)
     # Not the last ones, because the last training step synchronises the gradients of all ranks.
     bounds = [max(0, n - steps + i) if n < steps else n * i // steps for i in range(steps + 1)]
-    return [list(micro_batches[bounds[i] : bounds[i + 1]]) for i in range(steps)]
+    return [list(micro_batches[start:end]) for start, end in pairwise(bounds)]
 
 
 def largest_micro_batch(budget: int, prompt: int, completion: int, group: int, rows: int) -> tuple[int, int]:

@@ -171,7 +171,20 @@ def _median(values: Tensor) -> Tensor:
 
 
 def _check_calls(calls: Counter[str], config: Any) -> None:
-    """Raise `Unpackable` if a layer of a model ignored that its row is packed."""
+    """Raise `Unpackable` if a layer of a model ignored that its row is packed.
+
+    >>> from types import SimpleNamespace as Config
+    >>> kinds = Config(layer_types=["full_attention", "hybrid", "conv", "mlp"])
+    >>> _check_calls(Counter(attention=2, states=2), kinds)
+    >>> _check_calls(Counter(attention=3), Config(num_hidden_layers=3))
+    >>> for calls in ({"attention": 1, "states": 2}, {"attention": 2, "states": 3}):
+    ...     try:
+    ...         _check_calls(Counter(calls), kinds)
+    ...     except Unpackable as error:
+    ...         print(error)
+    2 layers and 1 calls of packed attention
+    2 layers with a state, of which 3 continue a prompt's state
+    """
     # In a model without ``layer_types`` every layer has attention.
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * getattr(config, "num_hidden_layers", 0)
     attending = sum(kind in attention.ATTENDING for kind in kinds)

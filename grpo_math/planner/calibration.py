@@ -11,9 +11,10 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.cards import Card
 from grpo_math.reading import read_object
 from grpo_math.run.files import write_json
-from grpo_math.system.gpus import query_first_gpu
+from grpo_math.system.gpus import visible_gpus
 from grpo_math.system.machine import versions
 
+FOLDER = "calibrated"
 FORMAT = 1  # version of the file; files of other versions are ignored
 SPREAD = 1.18  # a time may be this factor longer or shorter than measured: the ends of the range differ by 1.39
 # Fields that change the shares: a calibration applies to recipes with the same values.
@@ -67,15 +68,16 @@ def path() -> Path:
     """Return the file for the first GPU that this process may use and for the installed versions."""
     installed = versions()
     words = [
-        query_first_gpu("name"),
+        *(gpu.name for gpu in visible_gpus()[:1]),
         *(f"{name}-{installed.get(name)}" for name in ("torch", "transformers", "grpo_math")),
     ]
-    return cache_dir() / "calibrated" / f"{FORMAT}-{'-'.join(words).replace(' ', '_').replace('/', '_')}.json"
+    return cache_dir() / FOLDER / f"{FORMAT}-{'-'.join(words).replace(' ', '_').replace('/', '_')}.json"
 
 
 def stored() -> Calibration | None:
     """Return the calibration of this machine, or None."""
-    known = read_object(path())
+    # nvidia-smi takes long enough to notice, and most machines were never calibrated.
+    known = read_object(path()) if (cache_dir() / FOLDER).exists() else None
     return Calibration(**known) if known else None
 
 

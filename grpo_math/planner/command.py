@@ -1,7 +1,6 @@
 """`grpo-math plan`: does a recipe fit these GPUs?"""
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -88,9 +87,9 @@ def run(args: argparse.Namespace) -> Answer:
     has_command = answer["best"] or (args.nodes and answer["fits"])
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
     changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
-    answer["command"] = (
-        shlex.join([*words, *args.fields, *_changes(changes), *_options(args, chosen)]) if has_command else None
-    )
+    lines = [line for suggestion in answer["suggestions"] for line in suggestion["set"]]
+    options = [word for line in lines for word in f"--{line}".split(": ", 1)]
+    answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
     answer["extras"] = _extras({**recipe, **changes}, chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
@@ -103,12 +102,6 @@ def _extras(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]
         "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]
-
-
-def _changes(fields: Mapping[str, Any]) -> list[str]:
-    """Return the suggested changes as options."""
-    values = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    return [word for name, value in values.items() for word in (f"--{name}", value)]
 
 
 def _options(args: argparse.Namespace, chosen: Mapping[str, Any]) -> list[str]:

@@ -43,8 +43,7 @@ def plan(
     (True, [0], 0.92)
     """
     configs = configs or {"": None}
-    plans = _plans(recipe, configs, **machine)
-    name, chosen = _first_that_fits(plans)
+    name, chosen = choose(recipe, configs, **machine)
     if known := chosen.machine.calibration:
         card = known.card(chosen.machine.gpu_bytes / GB)
     timed = (
@@ -67,21 +66,6 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     >>> name, chosen.fits, chosen.layout.generation
     ('zero2_offload', True, 'transformers')
     """
-    return _first_that_fits(_plans(recipe, configs, **machine))
-
-
-def unplanned_layout(settings: Settings, explicit: set[str], gpus: int) -> devices.Layout:
-    """Return the layout of a recipe whose memory cannot be computed. The recipe gives the size of the server."""
-    size = settings["vllm_tensor_parallel_size"]
-    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, explicit))
-
-
-def _first_that_fits(plans: list[tuple[str, MemoryPlan]]) -> tuple[str, MemoryPlan]:
-    return plans[-1] if plans[-1][1].fits else plans[0]
-
-
-def _plans(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> list[tuple[str, MemoryPlan]]:
-    """Return the name and the plan of each config, up to the first that fits."""
     plans: list[tuple[str, MemoryPlan]] = []
     for name, accelerate in configs.items():
         try:
@@ -92,7 +76,13 @@ def _plans(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
         # A problem of lengths or number formats counts as one byte. No other config solves it.
         if plans[-1][1].severity[0] <= 2:
             break
-    return plans
+    return plans[-1] if plans[-1][1].fits else plans[0]
+
+
+def unplanned_layout(settings: Settings, explicit: set[str], gpus: int) -> devices.Layout:
+    """Return the layout of a recipe whose memory cannot be computed. The recipe gives the size of the server."""
+    size = settings["vllm_tensor_parallel_size"]
+    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, explicit))
 
 
 def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:

@@ -72,9 +72,14 @@ def run(args: Namespace) -> Answer | int:
             before, after = map(paired.read_results, args.compare)
             comparison = paired.comparison(before, after)
             return Answer(comparison, paired.terminal_table(comparison))
-    model, adapter = with_base(args.model, args.adapter)
-    args.model = model
-    args.adapter = adapter
+    if args.model:
+        refuse_missing_folder("model", args.model)
+        # An adapter's folder names its base.
+        if base := adapter_base(args.model):
+            if args.adapter:
+                remedy = "leave out --adapter, or name its base"
+                raise ConfigError("model", args.model, "is an adapter itself", remedy)
+            args.model, args.adapter = base, args.model
     for name in ("model", "adapter") if args.run else ("checkpoint",):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")
@@ -89,16 +94,6 @@ def run(args: Namespace) -> Answer | int:
         # The exit code of a shell for a program that SIGINT ended: 128 + 2.
         return 130
     return Answer(*answer(sides, probes))
-
-
-def with_base(model: str | None, adapter: str | None) -> tuple[str | None, str | None]:
-    """Return model and adapter. If ``model`` is an adapter's folder, the model is the adapter's base."""
-    if model:
-        refuse_missing_folder("model", model)
-    base = adapter_base(model) if model else None
-    if base and adapter:
-        raise ConfigError("model", model, "is an adapter itself", "leave out --adapter, or name its base")
-    return (base, model) if base else (model, adapter)
 
 
 def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, Any]]:

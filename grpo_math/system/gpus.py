@@ -5,7 +5,6 @@ Does not import torch, which would take memory of each GPU.
 
 import os
 import subprocess
-from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -17,12 +16,16 @@ DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 class Gpu(NamedTuple):
     """A GPU as nvidia-smi lists it: its number, GB of memory, and the other processes that use it ("" if unused).
 
-    The memory that a desktop takes is left out of ``gb``.
+    The memory that a desktop takes is left out of ``gb``. ``used_mb``: the MB in use. ``capability``: the compute
+    capability, None if unknown.
     """
 
     number: int
     gb: float
     used_by: str
+    used_mb: int = 0
+    name: str = ""
+    capability: float | None = None
 
 
 def count_and_gb() -> tuple[int, float]:
@@ -50,12 +53,16 @@ def visible_gpus() -> list[Gpu]:
     gpus = {}
     try:
         processes = ask_nvidia_smi("compute-apps=gpu_uuid,pid")
-        for index, uuid, total, used in ask_nvidia_smi("gpu=index,uuid,memory.total,memory.used"):
+        columns = "gpu=index,uuid,memory.total,memory.used,name,compute_cap"
+        for index, uuid, total, used, name, capability in ask_nvidia_smi(columns):
             pids = ", ".join(pid for gpu, pid in processes if gpu == uuid and pid != str(os.getpid()))
-            taken = int(used) if used.isdigit() and int(used) > int(total) / 10 else 0
+            used_mb = int(used) if used.isdigit() else 0
+            taken = used_mb if used_mb > int(total) / 10 else 0
             hidden = f"a hidden process with {taken / 1024:.1f} GB" if taken > max(DESKTOP, int(total) / 4) else ""
             by = f"process {pids}" if pids else hidden
-            gpus[uuid] = Gpu(int(index), (int(total) - (0 if by else taken)) / 1024, by)
+            gb = (int(total) - (0 if by else taken)) / 1024
+            known = float(capability) if capability[:1].isdigit() else None
+            gpus[uuid] = Gpu(int(index), gb, by, used_mb, name, known)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
@@ -69,24 +76,10 @@ def visible_gpus() -> list[Gpu]:
     return chosen
 
 
-def query_first_gpu(column: str) -> str:
-    """Return a column of nvidia-smi for the first GPU in CUDA_VISIBLE_DEVICES, or "" without a GPU or nvidia-smi."""
-    with suppress(OSError, subprocess.SubprocessError):
-        first = [str(gpu.number) for gpu in visible_gpus()[:1]]
-        for number, value in ask_nvidia_smi(f"gpu=index,{column}") if first else ():
-            if [number] == first:
-                return value
-    return ""
-
-
 @cache
 def capabilities() -> tuple[float, ...]:
-    """Return the compute capability of each GPU in CUDA_VISIBLE_DEVICES, from nvidia-smi; () without a GPU."""
-    visible = {str(gpu.number) for gpu in visible_gpus()}
-    try:
-        return tuple(float(cap) for number, cap in ask_nvidia_smi("gpu=index,compute_cap") if number in visible)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ()
+    """Return the known compute capabilities of the GPUs that this process may use."""
+    return tuple(gpu.capability for gpu in visible_gpus() if gpu.capability is not None)
 
 
 def ask_nvidia_smi(query: str) -> list[list[str]]:

@@ -4,14 +4,13 @@ Redirects are not followed, so a key reaches no other address. Proxies of the en
 No message contains the key.
 """
 
-import os
 import ssl
 import time
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.errors import UserError, first_line
 from grpo_math.reading import from_json
 from grpo_math.redact import one_line
 from grpo_math.system.addresses import is_this_machine
@@ -27,24 +26,6 @@ class ServerError(UserError):
         super().__init__(message)
 
 
-def read_key(variable: str, value: str | None = None) -> str:
-    """Return the key in ``value`` or in the variable, without the line end that a key from a file may have.
-
-    Raises `ConfigError` for a key that no header can carry, because h11's own error would show it.
-
-    >>> read_key("KEY", "abc\\n")
-    'abc'
-    >>> read_key("KEY", "ab\\nc")
-    Traceback (most recent call last):
-    ...
-    grpo_math.errors.ConfigError: KEY='***' contains characters other than printable ASCII: set it again
-    """
-    key = (value or os.environ.get(variable, "")).strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(variable, key, "contains characters other than printable ASCII", "set it again")
-    return key
-
-
 @cache  # reading the certificates takes 50 milliseconds
 def _certificates() -> ssl.SSLContext:
     """Return the system's certificates, which may include a company's. httpx's default is certifi's list."""
@@ -55,27 +36,16 @@ class Client:
     """Requests to one address. ``timeout``: seconds for one answer; ``retries``: how often a request is sent again if
     no answer comes or the server is busy, after 0.5 seconds, then 1, 2, 4 and so on.
 
-    The key is ``key``, or the one in the variable ``key_variable``. ``proxies``: use those of the environment, except
-    for this machine.
+    ``key``: that of a vLLM server. ``proxies``: use those of the environment, except for this machine.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float,
-        retries: int = 0,
-        key_variable: str = "",
-        key: str | None = None,
-        proxies: bool = True,
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float, retries: int = 0, key: str = "", proxies: bool = True) -> None:
         # Imported here: the import takes 0.1 seconds, and most commands send nothing.
         import httpx
 
         self.url = url.rstrip("/")
         self.retries = retries
-        self._key_variable = key_variable
-        self._key = read_key(key_variable, key)
+        self._key = key
         # InvalidURL is not a RequestError.
         self._failures = (httpx.RequestError, httpx.InvalidURL)
         self._http = httpx.Client(
@@ -112,7 +82,7 @@ class Client:
             raise ServerError(f"{url} does not answer ({first_line(error)}): check that the server runs") from None
         text = response.content.decode(errors="replace")
         if response.status_code == 401:
-            raise ServerError(f"{self.url} requires a key: set {self._key_variable} to the server's", 401)
+            raise ServerError(f"{self.url} requires a key: set VLLM_API_KEY to the server's", 401)
         if not response.is_success:
             # The server may repeat the request, with the key.
             message = one_line(text, self._key) or response.reason_phrase

@@ -22,7 +22,7 @@ from torch.utils.benchmark import Timer
 from grpo_math.errors import UserError, printed
 from grpo_math.run import metrics
 from grpo_math.settings import recipe
-from grpo_math.system.gpus import query_first_gpu
+from grpo_math.system.gpus import visible_gpus
 from grpo_math.train.program import TrainingRun, build_settings
 from grpo_math.trainer.largest_batch import longest_prompt
 
@@ -57,6 +57,7 @@ def outside_torch(before: int) -> int:
 
 def two_steps(run: TrainingRun) -> dict[str, Any]:
     """Train, and return the longest prompt, and the seconds and the peak of each phase of the last step."""
+    torch.cuda.empty_cache()  # the allocator would keep the memory of `rates`, and count it as reserved
     kwargs: Any = run.config.generation_kwargs or {}
     run.config.generation_kwargs = {**kwargs, "min_new_tokens": run.config.max_completion_length}
     run.prepare()
@@ -88,7 +89,7 @@ def main(words: list[str]) -> None:
     if not torch.cuda.is_available():
         raise UserError("nvidia-smi lists a GPU that torch does not see: install torch for CUDA")
     # This process has no memory on the GPU yet.
-    before, answers = int(query_first_gpu("memory.used")) * 2**20, sys.stdout
+    before, answers = visible_gpus()[0].used_mb * 2**20, sys.stdout
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
         read = recipe.read_and_set_env([*words, f"--output_dir={folder}/run", *(f"--{field}" for field in FIXED)])
         run = TrainingRun(build_settings(read), Path(folder, "run"))

@@ -75,6 +75,9 @@ def test_the_geometric_mask_is_a_mean_over_known_tokens_and_may_keep_the_weight_
     zeros, mask = torch.zeros(3, 3), torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
     settings = LossSettings(vllm_importance_sampling_mode="geometric_mask")
     assert correction.sampler_weights(logps, zeros, mask, settings).tolist() == [[0.0], [1.0], [1.0]]
+    # A mean over one token, and over none.
+    single = torch.tensor([[1.015, 1.0], [9.0, 1.0]]).log(), zeros[:2, :2], torch.tensor([[1, 0], [0, 0]])
+    assert correction.sampler_weights(*single, settings).tolist() == [[0.0], [1.0]]
     settings = replace(settings, geometric_mask_weight="token_truncate", geometric_mask_high=1.02)
     expected = torch.tensor([[1.6, 1 / 1.55], [1.6, 1 / 1.6], [3.0, 0.25]])
     torch.testing.assert_close(correction.sampler_weights(logps, zeros, mask, settings)[:, :2], expected)

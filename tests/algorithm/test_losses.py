@@ -3,6 +3,7 @@
 Where a claim is about a mean, the mean is an enumeration of everything that can be sampled, in float64.
 """
 
+import math
 from collections import defaultdict
 from copy import deepcopy
 from functools import partial
@@ -296,10 +297,10 @@ def test_a_rollout_that_is_used_once_takes_its_old_log_probs_and_the_samplers_we
 
 
 def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
-    # Ratios 2 and 1/2: their mean is 1.25, and that of rho - 1 - log rho is (1 - log 2 - 1/2 + log 2) / 2.
+    # Ratios 2 and 1: their mean is 1.5, and that of rho - 1 - log rho is (1 - log 2) / 2.
     mask = torch.tensor([[1, 0], [1, 0]])
     logps = torch.tensor([[0.5, 9.0], [0.25, 9.0]]).log()
-    for old, expected in ((torch.tensor([[0.25, 1.0], [0.5, 1.0]]).log(), [1.25, 0.25]), (logps, [1.0, 0.0])):
+    for old, expected in ((torch.tensor([[0.25, 1.0]] * 2).log(), [1.5, (1 - math.log(2)) / 2]), (logps, [1.0, 0.0])):
         step = LossMetrics()
         step.add(compute_loss(LossInputs(logps, old, mask[:, :1], mask, logps), LossSettings()), mask, 2)
         means = step.reduce(stand_in(DEFAULTS).accelerator, 1).metrics

@@ -627,6 +627,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         (WANDB, {"env": {"WANDB_API_KEY": "secret"}}, []),
         (WANDB, {"files": {".netrc": NETRC}}, []),
+        (WANDB, {"files": {"mine": NETRC}, "env": {"NETRC": "mine"}}, []),
         (["--report_to", "tensorboard"], {}, []),
     ],
     "vllm_server": [
@@ -716,9 +717,8 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(check_services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
-    listed = "".join(f"{i}, GPU-{i}, 24576, 3\\n" for i, _ in enumerate(world.get("gpus", ())))
-    capabilities = "".join(f"{i}, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
-    launching.nvidia_smi(here, listed, capabilities=capabilities)
+    listed = "".join(f"{i}, GPU-{i}, 24576, 3, a GPU, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
+    launching.nvidia_smi(here, listed, more="")
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     replaced = {
         "gpu": (gpus, "visible_gpus"),
@@ -730,7 +730,8 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     if "versions" in world:
         versions = {"trl": "1.16.0", "deepspeed": "0.19.8", **world["versions"]}
         monkeypatch.setattr("grpo_math.system.machine.versions", lambda: versions)
-    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY", "NETRC"), "")
+    nothing = dict.fromkeys(("WANDB_MODE", "WANDB_API_KEY"), "")
+    monkeypatch.delenv("NETRC", raising=False)
     for name, value in (nothing | {"HOME": str(here), "WANDB_BASE_URL": url} | world.get("env", {})).items():
         monkeypatch.setenv(name, value.replace("<URL>", url))
     # The Hub's client reads its variables when it is imported.

@@ -104,15 +104,16 @@ def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
         evaluate("no/model", SUMS, progress=False, **arguments)
 
 
-def test_a_model_that_does_not_fit_is_named(server, small, adapter, monkeypatch):
+def test_a_model_that_does_not_fit_is_named(server, small, adapter):
     with pytest.raises(ConfigError, match=r"model='other' is not what the server has, '.*small': give --model "):
         backends.Model("other", backend=backends.Backend("vllm-server", server.url)).served  # noqa: B018
     (adapter / "adapter_model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match=r"adapter='.*/adapter' has no weights for .*small that can be loaded"):
         evaluate(small, SUMS, adapter=str(adapter), progress=False)
-    monkeypatch.setattr(TOKENIZER, "chat_template", None)
-    with pytest.raises(ConfigError, match="model='m' has no chat template that takes this prompt"):
-        backends.check_chat("m", TOKENIZER, SUMS[0]["prompt"])
+    model = backends.Model(small)
+    model.tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match=r"model='.*small' has no chat template that takes this prompt"):
+        model.check(SUMS[0]["prompt"])
 
 
 def test_an_adapter_of_a_model_that_sees_is_on_its_layers_or_refused(small, tmp_path):
@@ -132,8 +133,11 @@ def test_an_adapter_of_a_model_that_sees_is_on_its_layers_or_refused(small, tmp_
 def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small):
     request = Request(model_init_kwargs={"rms_norm_eps": 0.5})
     assert backends.Model(small, request=request).weights.config.rms_norm_eps == 0.5
+    served = backends.Model(small, backend=backends.Backend("vllm-server", server.url))
     with pytest.raises(ConfigError, match=r"model_init_kwargs=.rms_norm_eps. changes the model, .* use --backend hf"):
-        backends.Model(small, backend=backends.Backend("vllm-server", server.url)).generator(request)
+        served.generator(request)
+    with pytest.raises(ConfigError, match="generation_kwargs='num_beams' is a setting of transformers, not of vLLM"):
+        served.generator(Request(options={"presence_penalty": 0.5, "num_beams": 2}))
 
 
 @pytest.mark.parametrize(
@@ -247,10 +251,11 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
     assert vllm.sync_weights.call_count == 1
 
 
-def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer):
+def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer, monkeypatch):
     for mode, context in (("colocate", 90), ("server", 100)):
         vllm_of(trainer, mode)
         assert from_trainer.Engine(trainer).context == context
+    monkeypatch.setattr(from_trainer, "open_engine", None)  # each of two ranks would see one of the rows
     with pytest.raises(ConfigError, match="rows=2 share an id"):
         evaluate(trainer, [{**row, "id": "same"} for row in ROWS[:2]])
 

@@ -114,11 +114,14 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, s
         *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/completions", "/collective_rpc", "/pause"),
         *("/sleep?level=2", "/reset_prefix_cache", "/invocations", "/tokenize"),  # open in vLLM itself
     ]
+    with monkeypatch.context() as environment:
+        environment.setenv("VLLM_API_KEY", f"{secret}x")
+        wrong = Server(url)
     for path, sent in [*((path, body) for path in posts), ("/server_info", None), ("/v1/models", None)]:
         with pytest.raises(ServerError) as error:
-            Server(url, api_key=f"{secret}x").http.ask(path, sent)
+            wrong.http.ask(path, sent)
         assert error.value.status == 401, path
-    assert Server(url, api_key="wrong").healthy()
+    assert wrong.healthy()
     shown = [
         json.dumps(Server(url).settings()),
         process.log.read_text(),

@@ -6,10 +6,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 import torch
+from accelerate import PartialState
 from peft import PeftModel
 from small_generation import small_model
 from small_runs import ends, history, settings, start, two
@@ -20,7 +21,7 @@ from trl.trainer import grpo_trainer
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.lost_server import ServerUnavailable, one_line_for_lost_servers
-from grpo_math.generation.sync import KeyedClient, adapter_sync
+from grpo_math.generation.sync import KeyedClient, adapter_sync, release_cache
 from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import metrics
 from grpo_math.system.http import ServerError
@@ -205,6 +206,7 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
 
 def test_a_script_whose_server_never_answers_ends_with_the_line_that_starts_one(policy, monkeypatch, capsys):
     """With whole weights, which TRL's client sends: it would raise its own error after its own wait."""
+    PartialState()  # as TRL's trainer has made it
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Mock(side_effect=AssertionError("is not called")))
     args = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": f"http://{address}"}
@@ -244,16 +246,27 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(ser
     assert settings.items() >= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}.items()
     assert (generation.canary.tolerance, generation.canary.context) == (0.2, 64)
     generation.canary.tolerance = 0.02
-    for _ in (1, 2):
+    for size in (0.3, 0.0):
         generation.sync_weights()
         generation.generate(PROMPTS, None, 1)
-        move(policy, 0.3)
+        move(policy, size)
+    for _ in range(2):  # rollouts that differ
+        generation.watch(1.0)
     adapters = [(f"{generation.run}-{n}", n, str(generation.root / f"{generation.run}-{n}")) for n in range(5)]
     # At each sync the canary asks first. At the second one, it also sends the adapter enlarged (3), and as it is (4).
     first = [["weights"], *2 * [["kv_cache"], adapters[1]]]
     second = [["weights"], ["kv_cache"], adapters[3], *2 * [["kv_cache"], adapters[4]]]
     asked = [next(iter(call.kwargs.values())) for call in engine.mock_calls]
-    assert asked == [1, *first, 1, *second, 1]  # 1: the level of sleep
+    # 1: the level of sleep.
+    assert asked == [1, *first, 1, *second, 1, ["weights"], ["kv_cache"], adapters[4], 1]
+
+
+def test_a_cache_gives_back_its_memory_while_the_weights_stay_in_place():
+    llm, old = Mock(), Mock(spec=["sleep", "wake_up"])
+    for engine in (llm, old):
+        release_cache(engine, engine.sleep, level=2)
+    assert llm.mock_calls == [call.llm_engine.step(), call.sleep(level=0), call.release_kv_cache_memory()]
+    assert old.mock_calls == [call.sleep(level=1), call.wake_up(tags=["weights"])]
 
 
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):

@@ -10,13 +10,21 @@ import pytest
 from trl.generation import vllm_client
 from waiting import until
 
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.sync import KeyedClient
 from grpo_math.generation.vllm_middleware.grpo_math_key import ApiKeyMiddleware
 from grpo_math.generation.vllm_process import ServerProcess, executable
 from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, TRL_SUPPORTED, Server, environment, key, make_key
 from grpo_math.system.http import ServerError
+
+
+def test_a_key_of_a_file_loses_its_line_end_and_one_that_no_header_carries_is_refused(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "abc\n")
+    assert key() == "abc"
+    monkeypatch.setenv("VLLM_API_KEY", "ab\nc")
+    with pytest.raises(ConfigError, match=r"VLLM_API_KEY='\*\*\*' contains characters other than printable ASCII"):
+        Server("http://127.0.0.1:1")
 
 
 def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from launching import write_program
+from launching import nvidia_smi
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.cli import main
@@ -64,12 +64,7 @@ def test_a_calibration_measures_the_plan_of_each_phase_and_later_plans_use_it(
     if rehearsal:  # the process that measures has the pretended GPU, too, and only nvidia-smi lists a GPU
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "gpu_like/site"))
         # This process uses the GPU, as it does on a real one.
-        rows = {"apps": f"GPU-1, {os.getpid()}", "index,name": "0, pretended GPU"}
-        rows |= {"index,memory.used": "0, 1", "compute_cap": "0, 9.0"}
-        cases = " ".join(f"*{query}*) echo '{row}';;" for query, row in rows.items())
-        write_program(
-            tmp_path / "bin/nvidia-smi", f"#!/bin/sh\ncase $1 in {cases} *) echo '0, GPU-1, 143360, 1';; esac\n"
-        )
+        nvidia_smi(tmp_path / "bin", "0, GPU-1, 143360, 1\\n", f"GPU-1, {os.getpid()}", more=", pretended GPU, 9.0")
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         recipe |= {"per_device_train_batch_size": 2, "num_generations": 2, "gradient_accumulation_steps": 1}
         monkeypatch.setattr(calibrate, "SECONDS", 600)  # on a CPU

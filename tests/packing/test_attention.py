@@ -1,6 +1,7 @@
 """The ways of packed attention, each against plain attention with a mask, and against TRL's own method."""
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import flash_reference
@@ -176,7 +177,9 @@ def packed(config=None, mask=None, **given):
 def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(monkeypatch):
     seen = []
     monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
-    packed(mask=torch.zeros(1, 1, 1, 1), use_cache=False, position_ids=torch.arange(TOKENS)[None])
+    calls = Counter()
+    packed(mask=torch.zeros(1, 1, 1, 1), use_cache=False, position_ids=torch.arange(TOKENS)[None], packed_calls=calls)
+    assert calls == {"attention": 1}
     packed(scaling=0.3, dropout=0.5)
     for window in (19, 18):
         packed({"sliding_window": window}, sliding_window=window)

@@ -1,5 +1,7 @@
 """Layers with a state continue a prompt's state, whichever way their version of transformers reads the cache."""
 
+from collections import Counter
+
 import torch
 from torch import nn
 
@@ -25,8 +27,10 @@ def test_a_layer_that_reads_the_attributes_of_its_cache_continues_a_prompt():
     model = nn.Sequential(Sums())
     recurrent.fork_states(model)
     row = torch.arange(1.0, 7.0).view(1, -1, 1)
-    packed = model[0].forward(row, packed_groups=(GroupLayout(0, 2, (3, 1)),))
+    calls = Counter()
+    packed = model[0].forward(row, packed_groups=(GroupLayout(0, 2, (3, 1)),), packed_calls=calls)
     assert packed.flatten().tolist() == [1, 3, 6, 10, 15, 9]
+    assert calls == {"states": 1}
 
 
 class RenamedSums(nn.Module):

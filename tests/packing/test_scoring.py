@@ -1,10 +1,17 @@
 """A model that computes a position differently in a longer pass is packed for short rows, or not at all."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from small_families import tiny_model
 from small_trainers import KINDS, SMALL, STEPS, relative, weights
 from torch import nn
+
+from grpo_math.packing.micro_batches import TokenBudget
+from grpo_math.packing.pack import Unpackable
+from grpo_math.packing.scoring import PackedScorer
 
 LLAMA = {"rope_theta": 10000.0, "factor": 4.0}
 LONG = {"original_max_position_embeddings": 24, "short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 16.0, 32.0]}
@@ -22,23 +29,25 @@ def packs(trainer):
     return trainer.grpo_math.scorer.packed is not None
 
 
-def model_of(kind, limit):
+def model_of(kind, limit, **others):
     """A model whose RoPE has other frequencies in passes of more than ``limit`` tokens, if the kind allows that."""
     settings = {"max_position_embeddings": limit if kind == "dynamic" else 128}
     parameters = {"rope_type": kind, "rope_theta": 10000.0, **TYPES[kind]}
     if "original_max_position_embeddings" in parameters:
         parameters["original_max_position_embeddings"] = limit
-    return tiny_model("llama", rope_parameters=parameters, **settings)
+    return tiny_model("llama", rope_parameters=parameters, **settings, **others)
 
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_trying_a_rope_leaves_its_frequencies(kind, ours):
-    model = model_of(kind, 24)
+    model = model_of(kind, 24, attention_dropout=0.5).train()
     inv_freq = model.model.rotary_emb.inv_freq.clone()
     trainer = ours(model=model)
     assert packs(trainer)
     assert trainer.grpo_math.scorer.packed.longest == (24 if kind in ("dynamic", "longrope") else None)
     assert torch.equal(model.model.rotary_emb.inv_freq, inv_freq)
+    assert model.training
+    assert not model._forward_pre_hooks
 
 
 # Each rollout is wider than the first limit, some are wider than the second, and none is wider than the third.
@@ -81,3 +90,36 @@ def test_a_users_own_rope_is_tried_too(dtype, trained, ours):
     assert not packs(ours(model=model))
     model.model.rotary_emb.limit = 2**30
     assert packs(ours(model=model))
+
+
+class Ignoring(nn.Module):
+    """A model whose layers ignore that a row is packed."""
+
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=2))
+
+    def forward(self, shift_labels, **kwargs):
+        return SimpleNamespace(log_probs=torch.zeros(shift_labels.shape))
+
+
+def test_a_layer_that_does_not_count_its_call_is_an_error_and_too_wide_rows_are_scored_as_trl_does():
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, autocast=nullcontext)
+    scorer = PackedScorer(accelerator, TokenBudget(0, splits=True, is_single_process=True), [])
+    rows = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long), 2, None, False
+    for scorer.longest in (None, 5):
+        with pytest.raises(Unpackable, match="2 layers and 0 calls of packed attention"):
+            scorer(None, Ignoring(), *rows)
+    scorer.longest = 4
+    assert scorer(lambda *given, **more: "TRL's", Ignoring(), *rows) == "TRL's"
+
+
+@pytest.mark.parametrize(
+    ("budget", "batch_size", "batches"),
+    [(0, 2, [[0, 1], [2, 3]]), (0, None, [[0, 1, 2, 3]]), (3, 4, [[0], [1], [2], [3]])],
+)
+def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_or_of_trls_padded_tokens(
+    budget, batch_size, batches
+):
+    """Two prompts of 2 tokens, each with two completions of 2: packed they are 5 tokens, and a padded row is 4."""
+    scorer = PackedScorer(None, TokenBudget(budget, splits=True, is_single_process=True), [])
+    ids = torch.tensor([[5, 6, 1, 1]] * 2 + [[7, 8, 1, 1]] * 2)
+    assert sorted(scorer._agree_on_batches(ids, torch.ones_like(ids), 2, batch_size)) == batches

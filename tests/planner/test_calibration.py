@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import write_program
+from launching import nvidia_smi
 
 from grpo_math.cli import main
 from grpo_math.planner import calibration
@@ -35,9 +35,7 @@ def card(tmp_path, monkeypatch):
     """Name the GPU of this machine, which has 8 GB and a calibration."""
 
     def name(card: str) -> None:
-        rows = {"apps": "", "index,name": f"0, {card}", "compute_cap": "0, 8.9", "": "0, GPU-1, 8192, 0"}
-        cases = " ".join(f"*{query}*) echo '{row}';;" for query, row in rows.items())
-        write_program(tmp_path / "bin/nvidia-smi", f"#!/bin/sh\ncase $1 in {cases} esac\n")
+        nvidia_smi(tmp_path / "bin", "0, GPU-1, 8192, 0\\n", more=f", {card}, 8.9")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
@@ -75,6 +73,12 @@ def test_a_plan_of_another_recipe_uses_the_rates_alone(card, capsys):
     assert terms["fragmentation"] == int(FRAGMENTATION["transformers"] * allocated)
     words = "rates measured on this card on 2026-11-29 with torch 2.13.0, the shares never; 8 GB card with 50 TFLOP/s"
     assert answer["seconds"]["assumed"].startswith(words)
+
+
+def test_without_any_calibration_nvidia_smi_is_not_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(calibration, "visible_gpus", None)
+    assert calibration.stored() is None
 
 
 @pytest.mark.parametrize("other", ["card", "torch", "described"])

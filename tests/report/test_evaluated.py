@@ -144,6 +144,7 @@ def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_kil
         results_file.unlink()
     stop["after"] = len(asked) + 7
     assert main(words) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: the same command resumes it"
     assert not file.exists()
     before = len(asked)
     assert main(words) == 0
@@ -233,12 +234,6 @@ def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, 
     assert (answer["model"], answer["adapter"], answer["max_new_tokens"]) == (small, str(trained / "adapter"), 512)
     assert main([*words, "--adapter", "x"]) == 2
     assert "is an adapter itself" in capsys.readouterr().err
-
-
-def test_an_interrupted_evaluation_says_that_it_can_be_continued(small, monkeypatch, capsys):
-    monkeypatch.setattr(backends.Model, "generator", Mock(side_effect=KeyboardInterrupt))
-    assert main(["evaluate", "--model", small, *ASKED]) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: the same command resumes it"
 
 
 def folder(path: Path, row: dict) -> None:

@@ -1,7 +1,6 @@
 """`grpo-math select`: a run's completions as data for supervised fine-tuning."""
 
 import json
-import re
 
 import pandas
 import pytest
@@ -67,9 +66,3 @@ def test_a_file_is_not_overwritten_and_a_run_needs_completions(options, message,
     (tmp_path / "old").touch()
     assert main(["select", ".", *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_folder_that_does_not_exist_is_named_with_its_neighbour(tmp_path, capsys):
-    (tmp_path / "demo").mkdir()
-    assert main(["select", str(tmp_path / "dema"), "--to", str(tmp_path / "new")]) == 2
-    assert re.search("is not a folder: did you mean .*demo", capsys.readouterr().err)

@@ -173,6 +173,10 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
     mine = checkpoint(run_dir, 1)
     assert resume.where_to_start(run_dir, other)[:2] == (None, run_dir), "its own checkpoints are newer"
     assert resume.where_to_start(run_dir, str(mine))[:2] == (mine, run_dir)
+    (run_dir / "config.yaml").write_text(f"stated: {{resume_from_checkpoint: {mine}}}")
+    assert resume.where_to_start(run_dir, str(mine))[:2] == (None, run_dir), "it has started from there, and goes on"
+    second = checkpoint(run_dir, 2)
+    assert resume.where_to_start(run_dir, str(second))[:2] == (second, run_dir)
 
 
 def test_other_settings_are_listed():

@@ -38,13 +38,14 @@ def test_another_machine_is_asked_through_the_proxy_if_the_client_may(server, mo
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "URL requires a key: set K to the server's"), (400, "URL/x answers 400: no: ***")]
+    ("status", "message"),
+    [(401, "URL requires a key: set VLLM_API_KEY to the server's"), (400, "URL/x answers 400: no: ***")],
 )
 def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeats_it(status, message, server, caplog):
     caplog.set_level(logging.DEBUG)
     server.queue = [(status, "no: secret-key-of-mine")]
     with pytest.raises(ServerError) as error:
-        Client(server.url, timeout=5, key_variable="K", key="secret-key-of-mine\n").ask("/x", {})
+        Client(server.url, timeout=5, key="secret-key-of-mine").ask("/x", {})
     assert keys_sent(server) == [("/x", "Bearer secret-key-of-mine")]
     assert (str(error.value), error.value.status) == (message.replace("URL", server.url), status)
     assert "POST" in caplog.text

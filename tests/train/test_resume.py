@@ -22,7 +22,7 @@ from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
 from grpo_math.report import finish
-from grpo_math.run import checkpoints, metrics, resume
+from grpo_math.run import checkpoints, metrics
 from grpo_math.train import program, resuming
 
 PROGRAM = Path(__file__).parents[1] / "processes/killed.py"
@@ -394,22 +394,6 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_may_be_named(change, settin
         run_dir / "checkpoint-2",
     ]
     assert (run_dir / name).read_bytes() == (finished / "run" / name).read_bytes()
-
-
-def test_a_run_that_has_started_from_a_named_checkpoint_goes_on_from_its_newest(tmp_path):
-    for step in (1, 2, 3):
-        (tmp_path / f"run/checkpoint-{step}").mkdir(parents=True)
-    run, other = tmp_path / "run", tmp_path / "other/checkpoint-9"
-    for stated, asked, named in (
-        (None, run / "checkpoint-1", run / "checkpoint-1"),
-        (run / "checkpoint-1", run / "checkpoint-1", None),
-        (run / "checkpoint-1", run / "checkpoint-2", run / "checkpoint-2"),
-        (None, other, None),
-    ):
-        config = {"stated": {"resume_from_checkpoint": str(stated)} if stated else {}}
-        (run / "config.yaml").write_text(json.dumps(config))
-        assert resume.where_to_start(run, str(asked))[:2] == (named, run)
-    assert resume.where_to_start(tmp_path / "new", str(other))[:2] == (other, other.parent)
 
 
 # A step of 8 completions, which 2 processes wrote.

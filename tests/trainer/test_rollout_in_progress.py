@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.algorithm.resample import Resampler
-from grpo_math.errors import ConfigError, RewardError, UserError
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
@@ -239,15 +239,6 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, o
     assert len(calls) > 1
     assert len(notes) == len(columns["prompt"]) == 4 * G
     assert {None} < set(notes) <= {None, *map(str, draws)}
-
-
-def test_without_answers_there_is_nothing_to_judge_by(ours):
-    trainer = resampling(ours, "e" * 4)
-    trainer.grpo_math.rollouts.grade = lambda rows, completions: None
-    with pytest.raises(UserError, match="no row of a step has a gold answer"):
-        trainer.train()
-    with pytest.raises(ConfigError, match="resample_groups=1 needs a train_dataset"):
-        ours(shaped, [{"prompt": "x"}] * 4, resample_groups=1)
 
 
 def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
-from transformers import TrainerCallback
+from transformers import AutoModelForCausalLM, TrainerCallback
 
 from grpo_math.algorithm.loss_metrics import LossMetrics
 from grpo_math.errors import UserError
@@ -160,3 +160,9 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(facto
     assert changed == [True, False, True, True]
     assert weights(trainer.model).isfinite().all()
     assert [line.get(metrics.SKIPPED) for line in trainer.state.log_history] == [0.0, 1.0, 0.0, 0.0, None]
+
+
+def test_an_optimizer_that_steps_in_each_backward_pass_leaves_no_rows_to_regroup(small, ours):
+    model = AutoModelForCausalLM.from_pretrained(small)
+    next(model.parameters()).register_post_accumulate_grad_hook(lambda weight: None)
+    assert ours(model=model).grpo_math.scorer.packed is None
