@@ -64,6 +64,7 @@ COMMANDS = {
         ["train", "demo_cp"],
         "config='demo_cp' is not known: did you mean 'demo_cpu'?",
     ),
+    "a misspelt method": ([*TRAIN, "--method", "dapoo"], "method='dapoo' is not known: did you mean 'dapo'?"),
     "a misspelt reward": (["attack", "acuracy"], "did you mean 'accuracy'?"),
     "a misspelt data set": (["audit", "gms8k"], "did you mean 'gsm8k'?"),
     "a web page": (["audit", "page.csv"], "page.csv is a web page: download the file itself"),

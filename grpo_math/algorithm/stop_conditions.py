@@ -1,4 +1,4 @@
-"""Distinguish truncated completions from those that a stop string or stop token ended. TRL supports EOS only.
+"""Distinguish truncated completions from those that a stop string ended. TRL supports end tokens only.
 
 With ``generation_kwargs: {stop: ["</answer>"], ...}`` TRL would log every completion as clipped, and mask all of them
 under ``mask_truncated_completions``. `StopConditions` replaces these metrics, and masks instead of TRL.
@@ -18,22 +18,22 @@ from grpo_math.run import metrics
 class StopConditions:
     """Decides whether a completion of a rollout is truncated, as `is_truncated` does for an evaluation.
 
-    ``request``: the recipe's, with its stop strings and stop tokens. ``ends``: the token ids that end or pad a
-    completion. ``exist``: a stop string or stop token may end a completion.
+    ``request``: the recipe's, with its stop ``strings`` and stop ``tokens``. ``ends``: the other token ids that end or
+    pad a completion.
     """
 
     def __init__(self, tokenizer: Any, request: Request, ends: Iterable[int]) -> None:
-        self.exist = bool(request.stop or request.stop_token_ids)
+        self.strings = request.stop
+        self.tokens = request.stop_token_ids
         self._tokenizer = tokenizer
-        self._stop = request.stop
-        self._ends = {*ends, *request.stop_token_ids}
+        self._ends = {*ends, *self.tokens}
 
     def is_truncated(self, ids: Sequence[int], mask: Sequence[int]) -> bool:
         """Return True if a limit has ended a completion. ``mask``: 1 for a token of the model, 0 for a tool's."""
         # A stop string of an earlier turn has not ended the last turn.
         start = max((t for t, written in enumerate(mask, 1) if not written), default=0)
         # TRL reads the last token, which may be a tool's.
-        return is_truncated(self._tokenizer, ids[start:] or ids[-1:], self._ends, self._stop)
+        return is_truncated(self._tokenizer, ids[start:] or ids[-1:], self._ends, self.strings)
 
     def gather_metrics(
         self, masks: Sequence[Sequence[int]], truncated: Sequence[bool], accelerator: Any
@@ -43,7 +43,7 @@ class StopConditions:
         ``masks``: as for `is_truncated`. TRL does not count the tokens of tools.
         """
         # TRL's are the same then. Each number that is read waits for the GPU.
-        if not self.exist:
+        if not self.strings:
             return {}
         ends = list(zip(map(sum, masks), truncated, strict=True))
         lengths, cut = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
@@ -58,7 +58,7 @@ class StopConditions:
 
     def gather_masked(self, rows: Rows, accelerator: Any) -> Rows:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
-        if not self.exist:
+        if not self.strings:
             return rows
         mask, ids = rows["completion_mask"], rows["completion_ids"].tolist()
         written, lengths = loss_mask(rows).tolist(), mask.sum(dim=1).tolist()

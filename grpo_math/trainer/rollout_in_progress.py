@@ -175,9 +175,11 @@ class RolloutMaker:
         # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
         scale = trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none"
         trl_outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
-        # TRL would mask every completion that does not end with EOS.
-        masks = trainer.mask_truncated_completions and not self.stops.exist
-        trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks}
+        # TRL would mask every completion that does not end with an end token.
+        masks, stops = trainer.mask_truncated_completions, self.stops
+        trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks and not stops.strings}
+        # TRL would train on the padding behind a stop token of transformers.
+        trl_settings["eos_token_ids"] = [*trainer.eos_token_ids, *stops.tokens]
         # TRL raises for this mode, which only correction.py has.
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
         trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
@@ -242,8 +244,7 @@ class RolloutMaker:
     def gather_rewards(self, trl_method: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
         """Return the rewards (B, F) of all ranks. ``trl_method``: TRL's `_calculate_rewards`. All ranks call this."""
         trainer, draft = self.trainer, self.draft
-        draft.completions = arguments[1]
-        draft.ids = arguments[2]
+        _, draft.completions, draft.ids = arguments
         with self.meter.phase(metrics.SECONDS_GRADE):
             # All ranks must decide alike, because `_gather_explained` gathers the verdicts.
             has_gold_answers = not agree_on_all(all(read_gold_answer(row) is None for row in inputs))

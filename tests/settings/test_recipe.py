@@ -75,11 +75,6 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
     assert (teacher.values["rewards"], teacher.values["reward_weights"], teacher.notes) == ([], None, [])
 
 
-def test_an_unknown_method_is_one_line():
-    with pytest.raises(UserError, match=r"method='dapoo' is not known: did you mean 'dapo'\?"):
-        read(["--method", "dapoo"])
-
-
 @pytest.mark.slow
 def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
     from grpo_math.trainer.recipe_settings import CLASSES

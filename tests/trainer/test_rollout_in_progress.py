@@ -303,6 +303,23 @@ def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(our
     torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_stop_token_of_transformers_ends_a_completion_and_its_padding_is_not_trained_on(masks, ours, chars):
+    stops = [token for token in range(42, 64) if token not in (49, 57)]  # these are end tokens of the model
+    settings = {"generation_kwargs": {"eos_token_id": stops}, "mask_truncated_completions": masks, "max_steps": 1}
+    trainer = ours(**settings, logging_steps=1)
+    with results_of(trainer, "_generate_and_score_completions") as results:
+        trainer.train()
+    ids, lengths = results[0]["completion_ids"], results[0]["completion_mask"].sum(dim=1).tolist()
+    kept = [row[:n].tolist() for row, n in zip(ids, lengths, strict=True) if n]
+    assert not any(chars.pad_token_id in row for row in kept)
+    ended = [row for row in kept if row[-1] in {*stops, *trainer.eos_token_ids}]
+    assert any(row[-1] in stops for row in ended)
+    line = trainer.state.log_history[0]
+    assert line[metrics.TRUNCATED] == 1 - len(ended) / len(ids)
+    assert line[metrics.ENDED_MAX] == max(map(len, ended))
+
+
 def sampled_apart(chars, distance):
     """A ``rollout_func``. ``distance``: the sampler's log-probs of a completion minus the policy's, by its number."""
 
