@@ -10,8 +10,7 @@ printed as a diff. Read them: either a test is missing, or the line can go, or b
 fails on the unchanged code, too, is printed, and does not count.
 
 Does not change strings, log calls, messages, annotations, matrices of example numbers, or the constants of a module or
-class. `tools` is left out:
-its tests run hostile programs, and a mutant of the sandbox would let them out.
+class. `tools` is left out: its tests run hostile programs, and a mutant of the sandbox would let them out.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS, LIMIT = 30, 600  # for a test, and for all of one mutant
+SECONDS, LIMIT = 30, 600  # the limits of one test, and of one run of pytest
 PASSED = (0, 5)  # exit codes of pytest: all passed, and there is no test
 # As pyproject.toml has it: needs IPython.
 NOT_COLLECTED = {Path("grpo_math/trainer/notebook.py")}

@@ -8,7 +8,7 @@ from torch import distributed
 
 from grpo_math.algorithm.rows import gather_needed_rows
 
-# Of each of two ranks, two rows of one and of two tokens, which the number of the row is made of.
+# Two ranks with two rows each, of one token and of two. A row contains its number.
 LOCAL = [
     {
         "prompt_ids": torch.tensor([[first], [first + 1]]),

@@ -1,4 +1,4 @@
-"""What a number means, by hand: two problems of two samples, right once before and three times after."""
+"""The lines of "What this number means", by hand: two problems with two samples, right once before, three times after."""
 
 import pytest
 
