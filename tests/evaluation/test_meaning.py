@@ -1,4 +1,4 @@
-"""The lines of "What this number means", by hand: two problems with two samples, right once before, three times after."""
+"""The lines of "What this number means", by hand: two problems with two samples, one right before and three after."""
 
 import pytest
 
