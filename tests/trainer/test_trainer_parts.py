@@ -40,6 +40,11 @@ def test_a_subclass_may_use_any_other_name(name, ours):
     assert getattr(trainer, name) == "mine"
 
 
+def test_a_reference_that_moves_is_a_callback_and_a_part(ours):
+    trainer = ours(beta=0.1, reference_refresh_steps=2)
+    assert trainer.grpo_math.reference in trainer.callback_handler.callbacks
+
+
 def imported(path):
     """The files of trainer/ that one imports, also for its annotations alone."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
