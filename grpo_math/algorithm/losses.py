@@ -463,19 +463,17 @@ def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k3": k3, "k1": k1, "k2": k2, "advantage": k1}
 
 
-def with_reference_advantages(inputs: LossInputs, beta: float) -> LossInputs:
+def with_reference_advantages(inputs: LossInputs, ref_logps: Tensor, beta: float) -> LossInputs:
     r"""Add :math:`\beta (\log \pi_{ref} - \mathrm{sg}(\log \pi_\theta))` to the advantage of each token (B, T).
 
     prime-rl, verl and tinker distil a teacher in this way.
 
     >>> logps, ref = torch.tensor([[0.5, 0.25]]).log(), torch.tensor([[0.25, 0.5]]).log()
-    >>> inputs = LossInputs(logps, logps, torch.tensor([[1.0]]), torch.ones(1, 2), logps, ref)
-    >>> with_reference_advantages(inputs, beta=1.0).advantages
+    >>> inputs = LossInputs(logps, logps, torch.tensor([[1.0]]), torch.ones(1, 2), logps)
+    >>> with_reference_advantages(inputs, ref, beta=1.0).advantages
     tensor([[0.3069, 1.6931]])
     """
-    if inputs.ref_logps is None:
-        return inputs
-    advantages = inputs.advantages - beta * k1(inputs.logps.detach(), inputs.ref_logps)
+    advantages = inputs.advantages - beta * k1(inputs.logps.detach(), ref_logps)
     return replace(inputs, advantages=advantages, advantages_of_tokens=True)
 
 
@@ -615,8 +613,8 @@ def micro_batch_weight(loss_type: str, rows: int, rows_of_trl: int) -> float:
 
 def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     """Return the loss of a micro-batch, and its metrics."""
-    if settings.kl_estimator == "advantage":
-        inputs = with_reference_advantages(inputs, settings.beta)
+    if settings.kl_estimator == "advantage" and inputs.ref_logps is not None:
+        inputs = with_reference_advantages(inputs, inputs.ref_logps, settings.beta)
     now = inputs.logps.detach()
     # The score function keeps the ratio at 1, also in the correction of the KL.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
