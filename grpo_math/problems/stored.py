@@ -101,8 +101,6 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
     import datasets
     from filelock import FileLock
 
-    # Python searches for unused objects after every few new rows. The modules, half of the time, are not searched.
-    gc.freeze()
     key = sha256(repr((_code(), datasets.__version__, depends_on)).encode()).hexdigest()[:32]
     file = Path(datasets.config.HF_DATASETS_CACHE) / "grpo_math" / f"{key}.arrow"
     line = f"the problems of {name} are in {file}, as an earlier process prepared them"
@@ -143,14 +141,20 @@ def _write_rows(sink: Any, read: Callable[[Callable[[str], None]], Read]) -> Non
     """Write problems to a file of Arrow's stream format. The warnings are its metadata."""
     import pyarrow
 
-    notes: list[str] = []
-    n, problems, types = read(notes.append)
-    first = next(problems)
-    columns = {column: types.get(column) or pyarrow.array([value]).type for column, value in first.items()}
-    schema = pyarrow.schema(columns.items(), {METADATA: json.dumps({"notes": notes})})
-    with pyarrow.ipc.new_stream(sink, schema) as writer:
-        for batch in batches(bar(chain([first], problems), "preparing problems", n)):
-            writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
+    # Python searches for unused objects after every few new rows. Until the end, it leaves out all that exists now:
+    # the search of the modules would take half of the time.
+    gc.freeze()
+    try:
+        notes: list[str] = []
+        n, problems, types = read(notes.append)
+        first = next(problems)
+        columns = {column: types.get(column) or pyarrow.array([value]).type for column, value in first.items()}
+        schema = pyarrow.schema(columns.items(), {METADATA: json.dumps({"notes": notes})})
+        with pyarrow.ipc.new_stream(sink, schema) as writer:
+            for batch in batches(bar(chain([first], problems), "preparing problems", n)):
+                writer.write_batch(pyarrow.RecordBatch.from_pylist(batch, schema))
+    finally:
+        gc.unfreeze()
 
 
 def rows_with(rows: Any, *columns: str) -> Iterator[Any]:
