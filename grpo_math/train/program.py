@@ -152,6 +152,11 @@ def train(settings: Settings, stop: Stop) -> None:
                 run.train(stop)
                 if not stop.heeded:
                     run.finish()
+                # The last common point of all ranks. Without this, torch warns, and a thread of Gloo's may abort a
+                # process that has finished.
+                PartialState().destroy_process_group()
+                if run.is_main and not stop.heeded:
+                    run.publish()
     # Stopped is a SystemExit too.
     except (UserError, Stopped):
         raise
@@ -300,14 +305,16 @@ class TrainingRun:
             trainer.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
-        """Save the weights, evaluate after training, write the report, push."""
+        """Save the weights, and evaluate after training."""
         self.writer.save_weights(self.target)
         self.evaluate("after")
         self.compare_best()
-        if self.is_main:
-            # Written before finish_run(): if the push fails, the same command pushes again and does not train.
-            self.writer.write_finished(weights=self.target.name)
-            finish_run(self.config, self.target, self.pushes)
+
+    def publish(self) -> None:
+        """Write the report and push, on the main process alone."""
+        # Written before finish_run(): if the push fails, the same command pushes again and does not train.
+        self.writer.write_finished(weights=self.target.name)
+        finish_run(self.config, self.target, self.pushes)
 
     def compare_best(self) -> None:
         """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""
