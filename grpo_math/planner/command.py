@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> Answer:
     has_command = answer["best"] or (args.nodes and answer["fits"])
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
     changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
-    lines = [line for suggestion in answer["suggestions"] for line in suggestion["set"]]
-    options = [word for line in lines for word in f"--{line}".split(": ", 1)]
+    lines = dict(line.split(": ", 1) for suggestion in answer["suggestions"] for line in suggestion["set"])
+    options = [word for name, value in lines.items() for word in (f"--{name}", value)]
     answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
     answer["extras"] = _extras({**recipe, **changes}, chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
