@@ -100,8 +100,8 @@ def pass_at_k(rewards: Tensor, k: int) -> Tensor:
     # C(m, k) / C(n, k) as the product of (m - j) / (n - j), and without j = 0 for the subsets with a given completion.
     factors = ((rewards == 0).sum(dim=1, keepdim=True) - numbers).clamp(min=0) / (graded - numbers)
     all_wrong, others_wrong = factors.prod(dim=1, keepdim=True), factors[:, 1:].prod(dim=1, keepdim=True)
-    values = torch.where(rewards == 1, all_wrong, all_wrong - others_wrong) / (all_wrong * (1 - all_wrong)).sqrt()
-    return values.where((all_wrong > 0) & (all_wrong < 1), torch.nan)
+    # With a deviation of 0, or with fewer than k graded completions, this is 0 / 0 = NaN.
+    return torch.where(rewards == 1, all_wrong, all_wrong - others_wrong) / (all_wrong * (1 - all_wrong)).sqrt()
 
 
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:

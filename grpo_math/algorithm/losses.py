@@ -374,7 +374,7 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
         is_positive = inputs.advantages >= 0
         k = torch.where(is_positive, settings.vespo_k_pos, settings.vespo_k_neg)
         rate = torch.where(is_positive, settings.vespo_lambda_pos, settings.vespo_lambda_neg).clamp(min=1e-4)
-        phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        phi = (rate + k * log_w - rate * log_w.exp()).exp().nan_to_num(posinf=0.0)
     weight = Metric(phi, _mean_kind("sequence", inputs))
     return Surrogate(-phi * inputs.advantages * inputs.logps, {metrics.VESPO_WEIGHT: weight})
 
