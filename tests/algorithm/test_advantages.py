@@ -8,7 +8,7 @@ import torch
 from small_trainers import make
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.algorithm.advantages import advantages
+from grpo_math.algorithm.advantages import advantages, try_function
 from grpo_math.errors import RewardError
 
 NAN = float("nan")
@@ -79,6 +79,26 @@ def test_equal_rewards_give_exactly_no_advantage(baseline, scale, value):
     """In float32 eight rewards of 0.7 have the mean 0.70000005, which a deviation of 1e-6 turns into 0.056."""
     for group in (2, 3, 7, 8, 16):
         assert torch.equal(advantages(torch.full((3, group), value), baseline, scale), torch.zeros(3, group))
+
+
+def max_rl(rewards):
+    mean = rewards.nanmean(dim=1, keepdim=True)
+    return (rewards - mean) / mean.clamp(min=1e-6)
+
+
+def test_an_own_advantage_is_taken_as_it_is_and_an_ungraded_completion_has_none():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, NAN, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]])
+    expected = torch.tensor([[3.0, -1.0, -1.0, -1.0], [0.0] * 4, [0.0] * 4])
+    torch.testing.assert_close(advantages(rewards, f"{__name__}:max_rl"), expected)
+    torch.testing.assert_close(advantages(rewards, "torch:ones_like"), (~rewards.isnan()).float())
+
+
+def fails_unless_a_reward_is_missing(rewards):
+    return torch.full_like(rewards, NAN) if rewards.isnan().any() else rewards.missing
+
+
+def test_an_own_advantage_is_tried_with_a_missing_reward():
+    try_function(f"{__name__}:fails_unless_a_reward_is_missing", 3)
 
 
 @pytest.mark.parametrize(

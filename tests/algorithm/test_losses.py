@@ -22,6 +22,7 @@ from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics
 from grpo_math.algorithm.losses import (
     KL_ESTIMATORS,
+    SURROGATES,
     Loss,
     LossInputs,
     LossSettings,
@@ -29,8 +30,10 @@ from grpo_math.algorithm.losses import (
     Statistic,
     compute_loss,
     importance_ratio,
+    try_surrogate,
 )
 from grpo_math.algorithm.rows import loss_mask, select
+from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter
@@ -187,7 +190,7 @@ def stand_in(chosen):
 
 
 def random_rows(chosen, rows=5, width=6, old=None):
-    """Rows of which one has no token, and one a token that a tool wrote. A sampler's log-prob is missing."""
+    """Rows: one has no token, one no advantage, one a token of a tool, and one a token without a sampler's log-prob."""
     seed = repr(sorted(chosen.items(), key=str))
     generator = torch.Generator().manual_seed(Random(seed).getrandbits(32))
     log_probs = [-3 * torch.rand(rows, width, generator=generator, dtype=torch.float64) for _ in range(4)]
@@ -220,6 +223,7 @@ def random_rows(chosen, rows=5, width=6, old=None):
         truncated, masked = ratio.clamp(0.5, 2.0), ratio.masked_fill((ratio < 0.5) | (ratio > 2.0), 0.0)
         inputs["importance_sampling_ratio"] = truncated if "truncate" in chosen["sampler"] else masked
         inputs["sampling_per_token_logps"] = sampling
+    inputs["advantages"][4] = 0.0
     entropies = 4 * torch.rand(rows, width, generator=generator, dtype=torch.float64)
     return inputs, logps.requires_grad_(), entropies.requires_grad_()
 
@@ -337,6 +341,14 @@ def test_dppo_measures_from_the_sampler_once_and_a_dropped_token_has_a_finite_gr
     torch.testing.assert_close(gradient, -torch.tensor([[2.0, 1.25, 1.125, 0.0]], dtype=torch.float64) / 4)
 
 
+def test_nothing_of_a_completion_without_advantage_is_clipped_as_a_step_that_skips_it_assumes():
+    logps, ones = torch.tensor([[0.9, 0.01]]).log(), torch.ones(1, 2)
+    inputs = LossInputs(logps, logps.flip(1), torch.zeros(1, 1), ones, ones)
+    for surrogate in SURROGATES:
+        logged = compute_loss(inputs, LossSettings(surrogate=surrogate)).metrics
+        assert not any(metric.values.any() for metric in logged.values() if metric.counts_skipped), surrogate
+
+
 AGGREGATED = {
     "grpo": lambda losses: torch.stack([loss.mean() for loss in losses]).mean(),
     "dr_grpo": lambda losses: torch.cat(losses).sum() / (8 * 12),
@@ -412,6 +424,26 @@ def test_four_steps_end_with_the_weights_of_the_formulas_in_plain_torch(
             optimizer.zero_grad()
     assert len(rollouts) == 4 / updates
     assert relative(weights(trainer.model), weights(model)) < 1e-6
+
+
+def constant(logps, old_logps, advantages, mask):
+    return advantages * 1.0
+
+
+def over_the_batch(logps, old_logps, advantages, mask):
+    return -advantages * logps / (logps * mask).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (constant, "returned a loss without a gradient"),
+        (over_the_batch, "gives a completion a different loss in a batch than alone"),
+    ],
+)
+def test_a_users_surrogate_with_another_gradient_than_its_rows_is_refused(function, line):
+    with pytest.raises(ConfigError, match=line):
+        try_surrogate(f"{__name__}:{function.__name__}")
 
 
 def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):

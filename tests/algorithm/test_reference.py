@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from torch import nn
 from transformers import AutoModelForCausalLM
 
+from grpo_math.algorithm.reference import Reference
 from grpo_math.errors import ConfigError
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
@@ -123,6 +125,13 @@ def test_the_reference_of_a_bfloat16_adapter_is_bfloat16_too(small, made):
     base = AutoModelForCausalLM.from_pretrained(small, dtype=torch.bfloat16)
     trainer = made(model=get_peft_model(base, KINDS["lora"], autocast_adapter_dtype=False), reference_refresh_steps=2)
     assert {p.dtype for name, p in trainer.model.named_parameters() if ".ref" in name} == {torch.bfloat16}
+
+
+def test_a_trained_weight_outside_the_adapter_is_refused():
+    policy = get_peft_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
+    policy.base_model.model[1].weight.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"cannot copy the trained base_model\.model\.1\.weight"):
+        Reference(policy, None, steps=2)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,9 @@ def rollout(ids, rewards, verdicts, **columns):
     return Rollout(tensors, torch.tensor(rewards)[:, None], torch.zeros(len(rewards)), verdicts, columns, {"a": [1.0]})
 
 
-def resampler(rank=0, data=DATA):
+def resampler(rank=0, data=DATA, size=2):
     ranks = SimpleNamespace(num_processes=2, process_index=rank, gather=lambda rows: torch.cat([rows, rows]))
-    return Resampler(2, data, seed=0, group_size=2, accelerator=ranks)
+    return Resampler(2, data, seed=0, group_size=size, accelerator=ranks)
 
 
 @pytest.mark.parametrize(("rank", "ids"), [(0, [7, 7]), (1, [1, 2])])
@@ -63,6 +63,30 @@ def test_the_rounds_end_although_all_groups_stay_uniform():
     counts = resampler().gather_replaced(first, DATA[:2], sample)[1]
     assert numbers == [2, 4]
     assert counts == {metrics.PROMPTS_DRAWN: 6, metrics.PROMPTS_KEPT: 0, metrics.PROMPTS_DISCARDED: 4}
+
+
+def test_a_round_avoids_the_prompts_of_earlier_rounds_too():
+    def sample(rows, number):
+        drawn.append(rows[0]["prompt"])
+        return rollout([7], [0.0] * 2, [WRONG] * 2, advantages=[0.0] * 2)
+
+    drawn, two_rounds = [], resampler()
+    two_rounds.position = 8  # c, and then c is the first row of the next pass
+    two_rounds.gather_replaced(rollout([1], [0.0] * 2, [WRONG] * 2, advantages=[0.0] * 2), DATA[1:2], sample)
+    assert drawn == ["c", "a"]
+
+
+def test_ranks_sample_equally_many_completions_although_they_share_a_group():
+    """Two ranks with groups of three: two fresh groups replace one, and each rank samples three completions."""
+    sampled = []
+
+    def sample(rows, number):
+        sampled.append(len(rows))
+        return rollout([7] * 3, [1.0] * 6, [RIGHT, WRONG, WRONG] * 2, advantages=[0.0] * 6)
+
+    first = rollout([1] * 3, [1.0] * 6, [RIGHT] * 4 + [WRONG] * 2, advantages=[0.0] * 6)
+    resampler(size=3).gather_replaced(first, [DATA[0]] * 3, sample)
+    assert sampled == [3]
 
 
 def test_without_gold_answers_there_is_nothing_to_judge_by():

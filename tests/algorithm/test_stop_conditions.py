@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.generation.request import Request
@@ -25,7 +26,7 @@ def test_the_lengths_of_ended_completions_have_no_tokens_of_tools_as_with_trl(ma
 
 
 @pytest.mark.parametrize(
-    "turns", [["7</a>"], ["7</a>\n"], ["7" + END], ["7" + STOP], ["1", "tool", "7</a>"], ["1", END]]
+    "turns", [["7</a>"], ["</a>"], ["7</a>\n"], ["7" + END], ["7" + STOP], ["1", "tool", "7</a>"], ["1", END]]
 )
 def test_an_end_token_or_a_stop_string_of_the_last_turn_ends_a_completion(turns):
     assert not is_truncated(turns)
@@ -40,3 +41,18 @@ def is_truncated(turns):
     """``turns``: the texts of the model and of its tools, in turn."""
     ids = [ord(letter) for turn in turns for letter in turn]
     return STOPS.is_truncated(ids, [1 - number % 2 for number, turn in enumerate(turns) for _ in turn])
+
+
+def test_a_truncated_completion_is_masked_and_the_tokens_of_the_others_are_counted_over_all_ranks():
+    rows = {
+        "completion_ids": torch.tensor(
+            [[*map(ord, "7</a>")], [*map(ord, "7</a.")], [ord("1"), ord("2"), ord(END), 0, 0]]
+        ),
+        "completion_mask": torch.tensor([[1] * 5, [1] * 5, [1, 1, 1, 0, 0]]),
+        "tool_mask": torch.tensor([[1] * 5, [1] * 5, [1, 0, 1, 1, 1]]),
+    }
+    two_ranks = SimpleNamespace(gather=lambda tokens: torch.stack([tokens, tokens]))
+    masked = STOPS.gather_masked(rows, two_ranks)
+    assert masked["completion_mask"].tolist() == [[1] * 5, [0] * 5, [1, 1, 1, 0, 0]]
+    assert masked["num_items_in_batch"] == 2 * (5 + 2)
+    assert StopConditions(LETTERS, Request(), [ord(END)]).gather_masked(rows, two_ranks) is rows
