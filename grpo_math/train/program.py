@@ -152,11 +152,12 @@ def train(settings: Settings, stop: Stop) -> None:
                 run.train(stop)
                 if not stop.heeded:
                     run.finish()
-                # The last common point of all ranks. Without this, torch warns, and a thread of Gloo's may abort a
-                # process that has finished.
-                PartialState().destroy_process_group()
-                if run.is_main and not stop.heeded:
-                    run.publish()
+            # The last common point of all ranks. Without this, torch warns, and a thread of Gloo's may abort a process
+            # that has finished.
+            PartialState().destroy_process_group()
+            # Also for a run that was finished already: its push may have failed, and the same command tries again.
+            if run.config.process_index == 0 and not (stop.heeded or settings.arguments.dry_run):
+                finish_run(run.config, run.target, run.pushes)
     # Stopped is a SystemExit too.
     except (UserError, Stopped):
         raise
@@ -223,9 +224,6 @@ class TrainingRun:
         config.resume_from_checkpoint = checkpoint
         if finished:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
-            # The push of this run may have failed. The same command tries again.
-            if config.process_index == 0 and not arguments.dry_run:
-                finish_run(config, self.target, self.pushes)
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(path)
@@ -305,16 +303,12 @@ class TrainingRun:
             trainer.accelerator.wait_for_everyone()
 
     def finish(self) -> None:
-        """Save the weights, and evaluate after training."""
+        """Save the weights, evaluate after training, and record that the run is finished."""
         self.writer.save_weights(self.target)
         self.evaluate("after")
         self.compare_best()
-
-    def publish(self) -> None:
-        """Write the report and push, on the main process alone."""
-        # Written before finish_run(): if the push fails, the same command pushes again and does not train.
-        self.writer.write_finished(weights=self.target.name)
-        finish_run(self.config, self.target, self.pushes)
+        if self.is_main:
+            self.writer.write_finished(weights=self.target.name)
 
     def compare_best(self) -> None:
         """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""

@@ -137,6 +137,8 @@ if __name__ == "__main__":
     finish.print_result = lambda *_: SimpleNamespace(plots=[], findings=[])  # half of a short run's time
     jobs = json.loads(Path(sys.argv[1]).read_text())
     if "RANK" in os.environ:
-        sys.exit(main(jobs[0]))
+        code = main(jobs[0])
+        assert code or not torch.distributed.is_initialized()
+        sys.exit(code)
     for each in jobs:
         print(forked(each), flush=True)

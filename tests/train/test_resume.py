@@ -15,6 +15,7 @@ import launching
 import pandas
 import pytest
 import torch
+from accelerate import PartialState
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_runs import history
@@ -288,6 +289,18 @@ def test_a_finished_run_is_not_run_again(again, tmp_path):
     code, lines = again()
     assert (code, lines[-1]) == (0, f"The run in {tmp_path}/run is finished; name a new output_dir for another.")
     assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"), [({}, ["end", "publish"]), ({"dry_run": True, "resume": "force"}, ["end"])]
+)
+def test_all_ranks_end_the_process_group_before_the_main_process_publishes(changed, expected, again, monkeypatch):
+    """Also if the run was finished already, and in a dry run."""
+    calls = Mock()
+    monkeypatch.setattr(PartialState, "destroy_process_group", calls.end)
+    monkeypatch.setattr(finish, "print_result", calls.publish)
+    assert again(**changed)[0] == 0
+    assert [name for name, *_ in calls.mock_calls] == expected
 
 
 def cut(run_dir, name):
