@@ -14,12 +14,11 @@ from typing import Any
 from grpo_math.generation.dtypes import corrections, has_bfloat16
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.settings import Json, Settings
+from grpo_math.planner.work import splits
 from grpo_math.settings import batch
 from grpo_math.system.machine import GB
 
 SHORTEST = 256  # tokens of a completion that is suggested
-# Fields with loss terms over whole micro-batches: a token budget has no effect with them.
-WHOLE_BATCH_FIELDS = {"entropy_coef", "use_adaptive_entropy", "top_entropy_quantile"}
 # Fields that change nothing on a CPU.
 GPU_FIELDS = {"dtype", "bf16", "activation_offloading", "optim", "load_in_4bit", "vllm_share_weights"}
 ADAPTER = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
@@ -193,7 +192,7 @@ def _completions(plan: MemoryPlan) -> Iterator[Json]:
 def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
     """Yield changes that make micro-batches smaller: rows if a loss term needs whole micro-batches, else tokens."""
     rows, settings = plan.batch.rows, plan.settings
-    if plan.explicit & WHOLE_BATCH_FIELDS or settings["router_aux_loss_coef"]:
+    if not splits(settings):
         for n in batch.divisors(rows)[1:]:
             # With prompts_per_step the number of steps is solved.
             steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": plan.batch.steps * n}

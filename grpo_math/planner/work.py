@@ -7,6 +7,7 @@ from grpo_math.planner.calibration import Calibration
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
+from grpo_math.settings.rules import needs_whole_micro_batches
 
 TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
@@ -57,6 +58,11 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
     return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not untiled else 1
 
 
+def splits(settings: Settings) -> bool:
+    """Return True if training splits a micro-batch by a token budget."""
+    return not (settings["router_aux_loss_coef"] or needs_whole_micro_batches(settings))
+
+
 def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int) -> Work:
     """Return the largest micro-batch that the trainer can make: completions of full length, up to the token budget.
 
@@ -66,9 +72,9 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     Eight completions of 100 tokens for each of four prompts of 100 tokens. Eight padded rows have 1,600 tokens:
 
     >>> from types import SimpleNamespace
+    >>> from grpo_math.settings.fields import defaults
     >>> machine, batch = SimpleNamespace(shape=SimpleNamespace(tiled=True), prompt=100), Batch(8, 1, 8, 4, 32)
-    >>> settings = {"max_completion_length": 100, "num_generations": 8, "router_aux_loss_coef": None}
-    >>> settings |= {"use_dora": False, "gradient_checkpointing": True}
+    >>> settings = defaults() | {"max_completion_length": 100, "num_generations": 8}
     >>> for budget in (0, 500, 50, 10**6):
     ...     work = largest(machine, {**settings, "max_tokens_per_micro_batch": budget}, batch, zero_stage=0)
     ...     [(prompt, len(lengths), lengths[-1]) for prompt, lengths in work.groups], work.sizes[1], work.tiles
@@ -77,11 +83,12 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     ([(99, 1, 100)], 199, 1)
     ([(99, 8, 100), (99, 8, 100), (99, 8, 100), (99, 8, 100)], 3596, 3)
 
-    A mixture of experts with an auxiliary loss is not split by the budget:
+    An entropy bonus, and the auxiliary loss of a mixture of experts, need TRL's micro-batches:
 
-    >>> experts = {**settings, "max_tokens_per_micro_batch": 500, "router_aux_loss_coef": 0.001}
-    >>> largest(machine, experts, batch, zero_stage=0).sizes[1]
-    1600
+    >>> whole = ({"entropy_coef": 0.1}, {"router_aux_loss_coef": 0.001})
+    >>> budget = {"max_tokens_per_micro_batch": 500}
+    >>> [largest(machine, {**settings, **budget, **one}, batch, zero_stage=0).sizes[1] for one in whole]
+    [1600, 1600]
 
     Under ZeRO-3 an MLP is not tiled:
 
@@ -89,9 +96,7 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     1
     """
     length, group, prompt = settings["max_completion_length"], settings["num_generations"], machine.prompt
-    # The auxiliary loss of a mixture of experts keeps TRL's micro-batches.
-    splits = not settings["router_aux_loss_coef"]
-    budget = (splits and settings["max_tokens_per_micro_batch"]) or batch.rows * (prompt + length)
+    budget = (splits(settings) and settings["max_tokens_per_micro_batch"]) or batch.rows * (prompt + length)
     full, last = largest_micro_batch(budget, prompt, length, group, batch.rows * batch.steps)
     lengths = [*[length] * full, *[last] * bool(last)]
     groups = [(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)]

@@ -50,6 +50,14 @@ def surrogate_of(s: Settings) -> str:
     return "module:function" if is_user_function(name) else name
 
 
+def needs_whole_micro_batches(s: Settings) -> bool:
+    """Return True if a term of the loss is a mean or a quantile over a micro-batch, so that no token budget splits it.
+
+    A mixture of experts with an auxiliary loss has such a term, too.
+    """
+    return bool(s["entropy_coef"] or s["use_adaptive_entropy"] or s["top_entropy_quantile"] < 1)
+
+
 def keyword(s: Settings, mapping: str, name: str, default: Any = None) -> Any:
     """Return an entry of a setting that is a mapping. The setting may also be empty, or the path of a file."""
     return s[mapping].get(name, default) if isinstance(s[mapping], dict) else default
@@ -77,6 +85,7 @@ FACTS: dict[str, Callable[[Settings], Any]] = {
         s["surrogate"] not in ("clip", TRL_LOSSES.get(s["loss_type"], (s["surrogate"],))[0])
     ),
     "highest_ratio": lambda s: 1 + (s["epsilon_high"] or s["epsilon"]),
+    "needs_whole_micro_batches": needs_whole_micro_batches,
     "steps_in_backward": lambda s: steps_in_backward(s["optim"]),
     "under_fsdp": lambda s: s["fsdp"] or launched_with("FSDP"),
     "teacher_url": teacher_url,
