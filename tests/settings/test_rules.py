@@ -14,7 +14,7 @@ DEFAULTS = defaults() | {"output_dir": "run"}
 LORA = {"use_peft": True, "learning_rate": 5e-6}
 ON_SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PREFETCH = {**LORA, **ON_SERVER, "vllm_sync": "adapter", "vllm_server_base_url": "http://h:1", "staleness": 1}
-SHARED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_sync": "adapter", "vllm_share_weights": True}
+SHARED = {**LORA, "use_vllm": True, "vllm_mode": "colocate", "vllm_sync": "adapter", "vllm_share_weights": True}
 TEACHER = {"reference_model": "a", "beta": 1.0}
 TWO_REWARDS = {"multi_objective_aggregation": "normalize_then_sum", "rewards": ["accuracy", "overlong"]}
 
@@ -217,12 +217,14 @@ BROKEN = {
         (PREFETCH | {"vllm_sync": "merged"}, "staleness"),
         (PREFETCH | {"vllm_importance_sampling_correction": False}, "staleness"),
         (PREFETCH | {"tools": ["a:b"]}, "staleness"),
-        (ON_SERVER | {"vllm_share_weights": True}, "vllm_share_weights"),
+        (PREFETCH | {"use_peft": False}, "staleness"),
+        (SHARED | {"use_peft": False}, "vllm_share_weights"),
+        (LORA | ON_SERVER | {"vllm_share_weights": True}, "vllm_share_weights"),
         (SHARED | {"vllm_sync": "merged"}, "vllm_share_weights"),
         (SHARED | {"vllm_tensor_parallel_size": 2}, "vllm_share_weights"),
         (SHARED | {"cast_lm_head_to_fp32": True}, "vllm_share_weights"),
-        (SHARED | LORA | {"load_in_8bit": True}, "vllm_share_weights"),
-        (SHARED | LORA | {"load_in_4bit": True}, "use_bnb_nested_quant"),
+        (SHARED | {"load_in_8bit": True}, "vllm_share_weights"),
+        (SHARED | {"load_in_4bit": True}, "use_bnb_nested_quant"),
         *(
             ({"model_init_kwargs": {name: 1}}, "model_init_kwargs")
             for name in rules.TABLE["keywords"]["model_init_kwargs"]
