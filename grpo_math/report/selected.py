@@ -18,7 +18,6 @@ COLUMNS = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", help="a run with logged completions")
     parser.add_argument("--to", metavar="FILE", required=True, help="the .jsonl file to write")
-    parser.add_argument("--right", action="store_true", help="the default: correct, in the format, not cut off")
     parser.add_argument("--all", action="store_true", help="wrong, malformed and cut completions, too")
     parser.add_argument(
         "--per_problem", type=int, default=4, metavar="N", help="at most N completions (4); 0: no limit"

@@ -40,7 +40,7 @@ ROW = {
     ("changes", "options", "rows", "line"),
     [
         ([{}, {"verdict": "wrong"}], [], 1, "left out: 1 not correct"),
-        ([{}, {"in_format": False, "reward": 0.0}], ["--right"], 1, "left out: 1 outside the format"),
+        ([{}, {"in_format": False, "reward": 0.0}], [], 1, "left out: 1 outside the format"),
         ([{}, {"truncated": True}], [], 1, "left out: 1 cut at the limit"),
         ([{}, {}], [], 1, "left out: 1 repeated"),
         ([{"completion": text} for text in "abcdef"], [], 4, "left out: 2 more than 4 of a problem"),
