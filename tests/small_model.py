@@ -1,24 +1,23 @@
 """A random Llama of 32,000 weights with a tokenizer of bytes: it is written, loaded and asked in milliseconds.
 
-The fixtures are those of each package that imports them into its conftest.py.
+The fixtures are those of each package that imports them into its conftest.py. They import torch, because a conftest.py
+would make the light tests of its package wait for it.
 """
 
 from itertools import cycle
 
 import pytest
-from small_generation import small_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-from grpo_math.evaluation import backends
 from grpo_math.generation.chat import SMOLLM2_TEMPLATE
-from grpo_math.generation.completions import read_off
 
 END = "<|im_end|>"
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def byte_tokenizer():
     """Return a tokenizer whose tokens are bytes, with the chat template and the special tokens of SmolLM2."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     bytewise = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     bytewise.pre_tokenizer, bytewise.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -30,6 +29,8 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     """The folder of the model and its tokenizer."""
+    from small_generation import small_model
+
     folder = tmp_path_factory.mktemp("models") / "small"
     model = small_model(max_position_embeddings=2048)
     model.generation_config.eos_token_id = model.config.eos_token_id
@@ -44,6 +45,8 @@ def script(monkeypatch):
 
     Returns the list of the batches that are asked: their problems, and their seed.
     """
+    from grpo_math.evaluation import backends
+    from grpo_math.generation.completions import read_off
 
     def scripted(texts):
         batches, answers = [], {problem: cycle(texts_of_problem) for problem, texts_of_problem in texts.items()}

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from small_model import small
 from small_runs import STEPS, ends, history, rank, settings, start, steps_done, two, until
-from small_trainers import letters
+from small_trainers import letters, train
 from transformers import TrainerControl
 from waiting import alive, in_a_fork
 
@@ -27,6 +28,8 @@ from grpo_math.system.signals import (
     no_silent_exit,
     stopping,
 )
+
+__all__ = ["small", "train"]  # fixtures; a conftest.py would make the other files of this package wait for torch
 
 
 def saved_after(run_dir, output, of=f"Stopped after step {{}} of {STEPS}"):

@@ -1,6 +1,0 @@
-"""The training program in this process, on a model that is small enough for the quick tests."""
-
-from small_model import small
-from small_trainers import train
-
-__all__ = ["small", "train"]
