@@ -8,6 +8,7 @@ planner/ estimates the memory.
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -140,10 +141,11 @@ def longest_prompt(trainer: "TrlTrainer", step_rows: Sequence[dict[str, Any]] = 
     """
     data = trainer.train_dataset
     is_readable = hasattr(data, "__len__") and column_names(data) is not None
-    columns = data[:100_000] if is_readable else {name: [row[name] for row in step_rows] for name in step_rows[0]}
+    # Row by row, because a large data set with all its columns may be larger than the memory.
+    rows = islice(data, 100_000) if is_readable else step_rows
     # Without this column an environment makes the prompts, and TRL starts with this message.
-    prompts = columns.get("prompt", [[{"role": "user", "content": ""}]])
-    row = max(range(len(prompts)), key=lambda row: len(str(prompts[row])))
-    environment = columns["environment"][row] if trainer._multi_environment else None
+    start = [{"role": "user", "content": ""}]
+    longest: Any = max(rows, key=lambda row: len(str(row.get("prompt", start))))
+    environment = longest["environment"] if trainer._multi_environment else None
     with replaced(trainer, _batch_environments=[environment]):
-        return trainer._tokenize_prompts([prompts[row]])[0][0]
+        return trainer._tokenize_prompts([longest.get("prompt", start)])[0][0]
