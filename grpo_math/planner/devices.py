@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, weights
+from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, server_settings, weights
 from grpo_math.planner.settings import Json, Settings
 from grpo_math.planner.work import Machine
 from grpo_math.settings.vllm import external_server, sends_adapter
@@ -137,9 +137,6 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
     if requested not in sizes:
         reason = f"does not suit {shape.heads} heads and {most} GPU{'s' * (most > 1)} for the server"
         raise ConfigError("vllm_tensor_parallel_size", requested, reason, "leave it out")
-    tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
-    server_bytes = weights(shape, settings, 2) + sequence_bytes(
-        shape, {**settings, "vllm_max_model_length": tokens}, prompt
-    )
+    server_bytes = weights(shape, settings, 2) + sequence_bytes(shape, server_settings(settings, prompt), prompt)
     fits = (tp for tp in sizes if server_bytes / tp + VLLM_OVERHEAD <= VLLM_SERVER_SHARE * machine.gpu_bytes)
     return next(fits, sizes[-1]), sizes

@@ -339,6 +339,15 @@ def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
     return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
 
 
+def server_settings(settings: Settings, prompt: int) -> Settings:
+    """Return the settings of a server that has room for one sequence of the recipe.
+
+    Without vllm_max_model_length, its context is as long as its memory allows (train/serve.py).
+    """
+    tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
+    return {**settings, "vllm_max_model_length": tokens}
+
+
 def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
     """Return the bytes of a sequence of `context_length` in vLLM's KV cache, in 16 bit."""
     constant, token = shape.cache

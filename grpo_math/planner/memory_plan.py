@@ -55,12 +55,9 @@ class MemoryPlan:
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
         if self.layout.server:
-            # Without vllm_max_model_length, the server's context is as long as its memory allows (train/serve.py). The
-            # plan asks for room for one sequence of this recipe.
-            length = settings["vllm_max_model_length"] or self.sequence
-            engine = {"vllm_tensor_parallel_size": self.layout.tensor_parallel, "vllm_max_model_length": length}
+            engine = {**settings, "vllm_tensor_parallel_size": self.layout.tensor_parallel}
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
-            server = memory.vllm(shape, {**settings, **engine}, share, machine.prompt)
+            server = memory.vllm(shape, memory.server_settings(engine, machine.prompt), share, machine.prompt)
             self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
