@@ -163,7 +163,7 @@ def check(setup: Setup) -> Iterator[Finding]:
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
     if words or of_all:
-        yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit shows them")
+        yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit RECIPE shows them")
 
 
 def shown(text: object) -> str:

@@ -234,4 +234,7 @@ def test_doctor_prints_one_line(here):
     assert [*audit.check(Setup(settings))] == []
     write(here / "mine.jsonl", [*GOOD, ("Which one?", "B"), REPEATED])
     (finding,) = audit.check(Setup(settings))
-    assert finding.message == "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit shows them"
+    assert (
+        finding.message
+        == "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit RECIPE shows them"
+    )
