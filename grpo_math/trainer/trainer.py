@@ -223,7 +223,7 @@ class MathGRPOTrainer(GRPOTrainer):
         )
         if parts.queue.sampler is not None:
             # TRL's sampler draws one order per epoch from a generator that no checkpoint saves.
-            for _ in range(int(self.state.epoch or 0)):
+            for _ in range(int(self.state.epoch)):
                 next(iter(parts.queue.sampler))
 
     @property
