@@ -13,6 +13,7 @@ from small_families import tiny_model
 from small_trainers import Evaluated, untimed, weights
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
@@ -154,6 +155,23 @@ def test_a_failing_script_that_saves_no_checkpoint_gets_none(ours, tmp_path):
         trainer.train()
     assert trainer.state.global_step
     assert not [*tmp_path.glob("checkpoint-*")]
+
+
+def test_a_second_call_whose_evaluation_fails_saves_its_own_step(ours, tmp_path):
+    def evaluate():
+        random_states.append(torch.get_rng_state())
+        if len(random_states) == 2:
+            raise RewardError("the judge is down")
+        return {}
+
+    random_states, trainer = [], ours(max_steps=1, save_strategy="steps")
+    trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 1
+    trainer.grpo_math.evaluate_heldout = evaluate
+    trainer.train()
+    with pytest.raises(RewardError, match=r"\(checkpoint-1 is saved: "):
+        trainer.train()
+    saved = torch.load(tmp_path / "checkpoint-1/rng_state.pth", weights_only=False)["cpu"]
+    assert [torch.equal(saved, other) for other in random_states] == [False, True]
 
 
 @pytest.mark.slow
