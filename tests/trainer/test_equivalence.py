@@ -96,6 +96,8 @@ def test_what_an_update_and_a_rollout_leave_in_the_cache_goes_back_before_and_af
 
 LORA = {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
 TORN = {**SMALL, "num_iterations": 2}
+# The entropies of the three steps are above, below and above the target.
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef_delta": 0.05, "entropy_target": 4.48}
 # The rewards, the settings of both trainers, and those of ours alone.
 RUNS = {
     "defaults": (letters, {}, {}),
@@ -113,6 +115,7 @@ RUNS = {
     "luspo by sequence": (letters, {"loss_type": "luspo", "importance_sampling_level": "sequence"}, {}),
     "sapo": (sparse, {"loss_type": "sapo"}, {}),
     "entropy bonus": (letters, {"entropy_coef": 0.01}, {}),
+    "adaptive bonus for entropy": (letters, {"entropy_coef": 0.1, **ADAPTIVE}, {}),
     "high-entropy tokens": (letters, {"top_entropy_quantile": 0.5}, {}),
     "truncated completions masked": (letters, {"mask_truncated_completions": True}, {}),
     "batch deviation": (sparse, {"scale_rewards": "batch"}, {}),
@@ -137,7 +140,7 @@ FIGURES = ("loss", "grad_norm", "reward", "reward_std", "frac_reward_zero_std", 
 
 
 @pytest.mark.full(
-    keep=["a plain", "less than a group", "[LoRA", "user, sampled", "entropy bonus", "grpo in small", "of three"]
+    keep=["a plain", "less than a group", "[LoRA", "user, sampled", "adaptive", "grpo in small", "of three"]
 )
 @pytest.mark.parametrize("run", RUNS)
 def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, ours, monkeypatch):

@@ -59,7 +59,6 @@ def test_a_step_that_overflows_at_its_scale_is_not_a_bad_one_and_the_scale_survi
     assert resumed.state.log_history[2][metrics.LOSS_SCALE] == 2.0**98
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_a_bad_step_at_any_scale(in_float16):
     trainer = in_float16(max_steps=1, max_nonfinite_steps=2)
     loss_of = trainer.grpo_math.updates.loss_of

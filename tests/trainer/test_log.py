@@ -272,3 +272,11 @@ def test_a_line_about_two_steps_has_the_means_of_their_phases_and_of_their_rollo
     meter.write(vllm=False, cuda=True)
     assert (log[metrics.TOKENS_PER_SECOND], metrics.SECONDS_SYNC in log) == ([10.0], False)
     assert {metrics.MEMORY_ALLOCATED, metrics.MEMORY_RESERVED} < log.keys()
+
+
+def test_training_warns_of_no_name_or_default_that_only_trl_or_transformers_could_change(ours, recwarn):
+    trainer = ours(max_steps=1, gradient_checkpointing=True, use_cpu=False)
+    recwarn.clear()
+    trainer.train()
+    messages = [str(warning.message) for warning in recwarn]
+    assert [text for text in messages if "gradient_checkpointing" in text or "pin_memory" in text] == []
