@@ -61,7 +61,8 @@ def by_hand(model, server, prompts: list[list[list[int]]], tokenizer, staleness:
 def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
     server, small, chars, tmp_path
 ):
-    trainer = trainer_of(server.url, small, chars, tmp_path, **{**AHEAD, **PLAIN, **EVALUATED, "max_steps": 4})
+    settings = {**AHEAD, **PLAIN, **EVALUATED, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    trainer = trainer_of(server.url, small, chars, tmp_path, **settings)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(small), trainer.model.peft_config["default"])
     model.load_state_dict(trainer.model.state_dict())
     # An evaluation finds the next batch under way.
@@ -75,6 +76,11 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     assert (on_policy - hand).abs().max() > 1e-3
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1]
     assert lines(trainer)[0][metrics.SECONDS_SYNC] > 0
+    # A checkpoint has the next batch.
+    resumed = trainer_of(server.url, small, chars, tmp_path, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    torch.testing.assert_close(trained(resumed.model), hand, atol=1e-6, rtol=0)
+    assert [line[metrics.STALENESS] for line in lines(resumed)] == [0, 1, 1, 1]
 
 
 @pytest.mark.slow
