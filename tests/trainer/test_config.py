@@ -29,6 +29,14 @@ def test_auto_keeps_float32_for_weights_that_adamw_trains_without_a_copy(
     assert trainer.model.get_input_embeddings().weight.dtype == dtype
 
 
+def test_a_recipe_saves_no_pickle_of_its_settings_and_no_card_of_trls(small, chars, tmp_path):
+    settings = config(MathGRPOConfig, tmp_path, max_steps=1, save_strategy="steps")
+    build.build_trainer(settings, ModelConfig(small, dtype="float32"), [{"prompt": "x"}] * 4, chars, [letters]).train()
+    saved = {path.name for path in tmp_path.rglob("*")}
+    assert {"checkpoint-1", "optimizer.pt"} < saved
+    assert not {"training_args.bin", "README.md"} & saved
+
+
 def test_dropout_with_stacked_experts_is_one_line(chars, tmp_path):
     tiny_model("mixtral").save_pretrained(tmp_path / "mixtral")
     model = ModelConfig(str(tmp_path / "mixtral"), use_peft=True, lora_target_modules="all-linear", lora_dropout=0.1)
