@@ -13,6 +13,13 @@ def keep_4bit_gradients(model: Any) -> None:
     """Keep bitsandbytes from repacking 4-bit weights in evaluation mode, which it does on a CPU with AVX512-BF16.
 
     The products with repacked weights have no gradient, also when the model is trained again.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    >>> model[0].support_avx512bf16_for_cpu = True  # as bitsandbytes sets it
+    >>> keep_4bit_gradients(model)
+    >>> [getattr(module, "support_avx512bf16_for_cpu", None) for module in model]
+    [False, None]
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

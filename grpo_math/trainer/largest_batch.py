@@ -47,7 +47,7 @@ def largest_rows(prompt: list[int], lengths: list[int], group: int, eos: int, de
         "prompt_mask": torch.ones_like(prompts),
         "completion_ids": torch.full_like(mask, eos),
         "completion_mask": mask,
-        "advantages": 1.0 - 2.0 * (number % 2),
+        "advantages": torch.ones(len(lengths), device=device),
         "prompt_weight": torch.ones(len(lengths), device=device),
         "num_items_in_batch": tokens.sum(),
         "old_per_token_logps": zeros,
