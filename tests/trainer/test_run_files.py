@@ -18,7 +18,7 @@ from huggingface_hub.utils import filter_repo_objects
 from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError, RewardError
@@ -158,6 +158,15 @@ def test_a_script_holds_the_lock_of_its_folder_while_it_trains(ours, tmp_path):
         with pytest.raises(ConfigError, match=r"output_dir=.* is in use: .* trains there: wait until it has ended"):
             ours(letters, ROWS, max_steps=1).train()
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_only_the_main_process_writes_the_directory(ours, tmp_path):
+    trainer = ours(letters, ROWS)
+    (writer,) = (one for one in trainer.callback_handler.callbacks if isinstance(one, run_files.RunFiles))
+    other_rank = TrainerState(max_steps=1, is_world_process_zero=False)
+    for event in ("on_train_begin", "on_log", "on_train_end"):
+        getattr(writer, event)(trainer.args, other_rank, None, logs={"loss": 0.5})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("log_completions", [True, False])
