@@ -122,10 +122,11 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
     A size is a power of two that divides the heads, at most ``most``, and at least the recipe's
     ``vllm_tensor_parallel_size``.
 
-    Twelve heads do not divide by 8. Two GPUs of 16 GB hold 10^10 parameters in 16 bit:
+    Twelve heads do not divide by 8. Two GPUs of 16 GB hold 10^10 parameters in 16 bit, and a sequence of 1,000
+    tokens, though not one of the 10^6 that the model can have:
 
     >>> from types import SimpleNamespace
-    >>> shape = SimpleNamespace(heads=12, total=10**10, matrices=0, cache=(0, 10**5), max_tokens=None)
+    >>> shape = SimpleNamespace(heads=12, total=10**10, matrices=0, cache=(0, 10**5), max_tokens=10**6)
     >>> settings = {"vllm_tensor_parallel_size": 1, "vllm_max_model_length": None, "max_completion_length": 500}
     >>> settings["load_in_4bit"] = False
     >>> tensor_parallel(SimpleNamespace(shape=shape, gpu_bytes=16 * 2**30, prompt=500), settings, most=8)
