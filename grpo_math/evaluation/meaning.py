@@ -42,7 +42,7 @@ def beginnings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Leaves out problems with fewer than `LEFT` words in their end.
 
-    >>> rows = [{"id": n, "problem": " ".join(map(str, range(n)))} for n in (29, 30)]
+    >>> rows = [{"id": n, "problem": " ".join(map(str, range(n)))} for n in (27, 29, 30)]
     >>> [(row["id"], row["prompt"][-5:], row["answer"]) for row in beginnings(rows)]
     [(29, '15 16', '17 18 19 20 21 22 23 24 25 26 27 28'), (30, '16 17', '18 19 20 21 22 23 24 25 26 27 28 29')]
     """
@@ -50,7 +50,7 @@ def beginnings(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         words = [*re.finditer(r"\S+", row["problem"])]
         shown = int(SHOWN * len(words))
-        if shown and len(words) - shown >= LEFT:
+        if len(words) - shown >= LEFT:
             text, end = row["problem"][: words[shown - 1].end()], row["problem"][words[shown].start() :]
             end_rows.append({"id": row["id"], "problem": text, "prompt": text, "answer": end})
     return end_rows

@@ -145,7 +145,7 @@ def by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Ro
         if was != now:
             field = f"request.{name}" if name in remedies else name
             raise ResultsError(f"{field} differs (before {was!r}, after {now!r}): {remedy}")
-    old, new = ({(str(row["id"]), row.get("sample", 0)): row for row in results["rows"]} for results in (before, after))
+    old, new = ({(str(row["id"]), row.get("sample")): row for row in results["rows"]} for results in (before, after))
     texts = [{(*key, row.get("problem"), row.get("gold")) for key, row in rows.items()} for rows in (old, new)]
     if alone := sorted(texts[0] ^ texts[1], key=str):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"

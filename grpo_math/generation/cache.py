@@ -34,9 +34,9 @@ def fill_shared_prefix(model: Any, prompts: Tensor, model_kwargs: dict[str, Any]
     # The column of token t in each row, so that rows are compared without their padding. Behind a row's end, its last
     # token is repeated.
     places = (columns + padding).clamp(max=columns.numel() - 1)
-    same = mask.gather(1, places) == 1
-    for values in (prompts, *(v for v in model_kwargs.values() if isinstance(v, Tensor) and v.shape == prompts.shape)):
-        same &= (aligned := values.gather(1, places)) == aligned[:1]
+    aligned = prompts.gather(1, places)
+    # The positions follow from the mask.
+    same = (mask.gather(1, places) == 1) & (aligned == aligned[:1])
 
     # The shortest prompt ends first, so it bounds the prefix. One token must be left to compute, because the first
     # completion token is sampled from its logits.

@@ -13,7 +13,8 @@ names the tensors of a checkpoint. A layout that is not a plain view is refused 
 
 >>> engine = torch.arange(24.0).view(6, 4)             # query and key in one tensor
 >>> parameter = torch.empty(2, 4, device="meta")       # the key, as transformers has it
->>> find_view("key", parameter, [(engine[4:], parameter)]).tolist()
+>>> pieces = [(engine[4:5], parameter[:1]), (engine[5:], parameter[1:])]
+>>> find_view("key", parameter, pieces).tolist()
 [[16.0, 17.0, 18.0, 19.0], [20.0, 21.0, 22.0, 23.0]]
 
 Does not share weights that vLLM repacks for its kernels, and weights that are split over GPUs.

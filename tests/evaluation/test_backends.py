@@ -19,8 +19,10 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation import backends, from_trainer
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.request import Request, request_from
 from grpo_math.problems.datasets import load_problems
+from grpo_math.system.http import ServerError
 
 TOKENIZER = byte_tokenizer()
 STOPS = [TOKENIZER.eos_token_id]
@@ -76,13 +78,16 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setattr(backends.tempfile, "tempdir", str(adapter))
     stopped = []
+    evaluate(small, SUMS, max_new_tokens=1, backend="vllm", progress=False)
+    assert "--weight-transfer-config" not in starting.call_args.args[0]
+    for calls in (process.mock_calls, server.asked, server.bodies, stopped):
+        calls.clear()
     evaluate(small, SUMS, adapter=str(adapter), max_new_tokens=12, backend="vllm", progress=False)
     (command, environment, *_), _ = starting.call_args
     assert process.mock_calls == [call.wait(backends.STARTUP)]
     assert stopped == [len(server.bodies)], "after the last request"
     assert command[:3] == ["vllm", "serve", small]
     assert command[command.index("--max-lora-rank") + 1] == "8"
-    assert "--weight-transfer-config" not in command
     assert environment["VLLM_API_KEY"]
     assert list(adapter.glob("grpo_math-*")) == [], "the log of a server that started is deleted"
     assert server.asked[:3] == ["/v1/models", "/v1/unload_lora_adapter", "/v1/load_lora_adapter"]
@@ -97,11 +102,13 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
         ({"server": "http://127.0.0.1:1"}, "server='http://127.0.0.1:1' does not go with backend=hf"),
         ({"adapter": "nowhere"}, "adapter='nowhere' has no adapter_config.json"),
         ({}, "model='no/model' has no "),
+        ({"problems": [*ROWS, {"prompt": "?"}]}, "problems='row 5' has no gold answer; its columns: prompt: give each"),
+        ({"problems": [{"answer": "7", "n": 1}]}, "problems='row 0' has no prompt; its columns: answer, n: give each"),
     ],
 )
 def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
     with pytest.raises(ConfigError, match=words):
-        evaluate("no/model", SUMS, progress=False, **arguments)
+        evaluate("no/model", **{"problems": SUMS, "progress": False, **arguments})
 
 
 def test_a_model_that_does_not_fit_is_named(server, small, adapter):
@@ -214,6 +221,8 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
         return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(tokens))]) for tokens in ids]
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", SimpleNamespace(StructuredOutputsParams=SimpleNamespace))
+    trainer.args.vllm_structured_outputs_regex = "[0-9]+"
     vllm, of_training = vllm_of(trainer, "colocate"), trainer._metrics
     vllm.llm.generate.side_effect = generate
     before = torch.get_rng_state()
@@ -223,6 +232,7 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     assert trainer._metrics is of_training
     assert vllm._llm_weights_sleeping
     one = {**PLAIN, "temperature": 0.5, "max_tokens": 12, "stop_token_ids": STOPS}
+    one["structured_outputs"] = SimpleNamespace(regex="[0-9]+")
     params = [{"seed": batch_seed(batch_seed(3, 0), i), **one} for i in range(5)]
     assert vllm.mock_calls == [
         call.sync_weights(),  # a sleep discards the weights
@@ -249,6 +259,9 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
     for asked in vllm.sampling.call_args_list:
         assert (asked.args[1:], asked.kwargs) == ((batch_seed(3, 0), 12), settings), "one batch"
     assert vllm.sync_weights.call_count == 1
+    vllm.sampling.side_effect = ServerError("lost", 500)
+    with pytest.raises(ServerUnavailable, match=r"^lost$"):  # for which the trainer saves a checkpoint
+        evaluate(trainer, ROWS, progress=False)
 
 
 def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer, monkeypatch):

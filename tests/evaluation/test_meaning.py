@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_math.evaluation.meaning import SEEDS, budget, meaning
+from grpo_math.evaluation.meaning import SEEDS, budget, meaning, memory, over_seeds
 from grpo_math.run import metrics
 
 RIGHT, WRONG = metrics.RIGHT[0], "wrong_answer"
@@ -58,4 +58,31 @@ def test_an_interval_without_skill_is_form(low, form):
     assert [line.title for line in meaning(None, {"data": "a/b"}, None, {"data": "a/b"})][1:3] == [
         "At as many tokens",
         "Known by heart",
+    ]
+
+
+def share(share, high):
+    return {"n": 20, "accuracy": share, "ci95": [0.0, high], "rows": []}
+
+
+def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control():
+    """The base knows one problem in ten, and some of what nobody can know; the trained model knows three in ten."""
+    sides = {"base": share(0.1, 0.2), "trained": share(0.3, 0.5)}
+    known = memory(sides, {"base": share(0.05, 0.1), "trained": share(0.0, 0.0)})
+    assert known["finding"] == (
+        "the trained model continues 30.0% of 20 problems word by word from their first 60%: it has read them, so that "
+        "accuracy on them is partly memory"
+    )
+    assert known["problems"]["base"] == {"n": 20, "share": 0.1, "ci95": [0.0, 0.2]}
+    few = {"base": share(0.05, 0.1), "trained": share(0.05, 0.1)}
+    assert memory(few, {side: share(0.0, 0.0) for side in few})["finding"] is None
+    lines = meaning(
+        None, None, None, {"memory": known, "budget": budget(BEFORE, AFTER), "seeds": over_seeds([0.1, 0.1])}
+    )
+    assert [line.text for line in lines[1:]] == [
+        "the trained model is right in 75.0% with 25 tokens a problem, the base's maj@2 in 25.0% with 20: "
+        "+50.0 points [+50.0, +50.0]; pass@2 is 50.0% and 100.0%",
+        "the base continues 10.0% of 20 problems word by word (95% interval 0.0% to 20.0%), the trained model 30.0%; "
+        "of problems that nobody can know, the base continues 5.0%",
+        "+10.0 points [+10.0, +10.0] over 2 seeds",
     ]

@@ -1,6 +1,8 @@
-"""The probe on the embedded model: adapters that know the test, that know others, that learned the form or the sums."""
+"""The parts of the probe, and the probe on the embedded model: adapters that know the test, that know others, that
+learned the form or the sums."""
 
 import json
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,9 +11,47 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_math.cli import main
+from grpo_math.evaluation import meaning
+from grpo_math.evaluation.backends import Model
+from grpo_math.evaluation.probe import SLACK, parts, write_probe
+from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.suite import Sampling
 from grpo_math.generation.completions import token_ids
+from grpo_math.generation.request import Request
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.generated import stories
+
+
+def test_a_probe_samples_the_problems_and_continues_their_beginnings_greedily(small, script, tmp_path):
+    script({"2 + 2?": ["#### 4", "#### 5"], "Ada has two": ["Apples, and eats one; then"]})
+    rows = [{"id": "a", "problem": "2 + 2?", "prompt": "2 + 2?", "answer": "4", "answer_format": "gsm8k"}]
+    text, end = "Ada has two", "apples and eats one."
+    ends = {"memory": [{"id": "a", "problem": text, "prompt": text, "answer": end}], "control": []}
+    sampling, request = Sampling(samples=2, temperature=0.5, max_new_tokens=12), Request(stop=["</answer>"], top_p=0.9)
+    output = Output(tmp_path / "trained.json", contamination={"n": 1}, progress=False)
+    measured = parts(Model(small), rows, ends, sampling, output, request)
+    assert {name: Path(one["results"]).name for name, one in measured.items()} == {
+        "samples": "trained.samples.json",
+        "memory": "trained.memory.json",
+    }
+    samples, memory = measured["samples"], measured["memory"]
+    assert not {"contamination"} & {*samples, *memory}
+    assert (samples["accuracy"], samples["samples"], samples["temperature"]) == (0.5, 2, 0.5)
+    assert (samples["request"]["stop"], samples["request"]["top_p"]) == (["</answer>"], 0.9)
+    assert (memory["accuracy"], memory["samples"], memory["temperature"]) == (1.0, 1, 0.0)
+    assert (memory["request"]["stop"], memory["request"]["top_p"]) == ([], 1.0), "filters are for answers"
+    assert memory["max_new_tokens"] == len(end) + SLACK  # of tokens that are bytes
+    written = write_probe("sums", {"base": measured, "trained": measured})
+    assert json.loads((tmp_path / meaning.PROBE).read_text()) == written
+    assert written == {
+        "data": "sums",
+        "problems_hash": samples["problems_hash"],
+        "budget": meaning.budget(samples, samples),
+        "memory": None,  # without a control
+    }
+    both = {"base": {**measured, "control": memory}, "trained": {**measured, "control": memory}}
+    assert write_probe("sums", both)["memory"]["control"]["trained"]["n"] == 1
+
 
 TEXTS = 3
 SUMS = ["--data", "generated:sums", "--split", "heldout", "--n", "6"]

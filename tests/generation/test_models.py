@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_generation import SIZES, small_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+from tokenizers.normalizers import Lowercase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 from transformers.utils import logging
 
 from grpo_math.errors import ConfigError, UserError
@@ -43,6 +44,14 @@ def test_weights_are_checked_under_zero3_too(small):
     models.check_weights("organisation/model")  # on the Hub, so nothing to check
     assert zero3.is_zero3()
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (before, True)
+
+
+def test_the_shapes_of_a_quantised_checkpoint_are_not_compared(copy):
+    config = AutoConfig.from_pretrained(copy)
+    config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    config.save_pretrained(copy)
+    changed(copy, HEAD)
+    models.check_weights(str(copy))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,50 @@ def test_a_tokenizer_pads_on_the_left_and_has_a_pad_token(copy):
     (copy / "config.json").write_text('{"model_type": "unknown"}')
     with pytest.raises(ConfigError, match="has no configuration or tokenizer that can be loaded"):
         models.load_tokenizer(str(copy))
+
+
+def other_split(tokenizer):
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+
+
+def test_a_reference_has_the_tokens_of_the_policy_and_a_weight_for_each_of_them(small, copy, byte_ids):
+    models.check_reference(small, byte_ids)
+    model = AutoModelForCausalLM.from_pretrained(small)
+    model.resize_token_embeddings(257)
+    model.config.pad_token_id = None
+    model.save_pretrained(copy)
+    with pytest.raises(ConfigError, match=f"reference_model='{copy}' has 257 tokens, fewer than the tokenizer"):
+        models.check_reference(str(copy), byte_ids)
+    for change in (other_split, lambda tokenizer: tokenizer.add_tokens(["<think>"])):
+        tokenizer = AutoTokenizer.from_pretrained(small)
+        change(tokenizer)
+        tokenizer.save_pretrained(copy)
+        with pytest.raises(ConfigError, match=f"reference_model='{copy}' has another tokenizer than the model"):
+            models.check_reference(str(copy), byte_ids)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=f"reference_model='{copy}' has no configuration or weights"):
+        models.check_reference(str(copy), byte_ids)
+    with pytest.raises(ConfigError, match=r"reference_model='\./none' is not a folder"):
+        models.check_reference("./none", byte_ids)
+
+
+def test_the_config_of_a_name_is_the_hubs_and_what_its_client_raises_is_one_line(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "huggingface_hub.hf_hub_download", lambda *given, **options: asked.append(given) or "/c/config.json"
+    )
+    assert models.config_file("owner/name") == Path("/c/config.json")
+    assert asked == [("owner/name", "config.json")]
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **options: 1 / 0)
+    with pytest.raises(ConfigError, match=r"'owner/name' is neither a folder here nor .*\(ZeroDivisionError\): give"):
+        models.config_file("owner/name")
+
+
+def test_a_family_that_overflows_is_loaded_in_float32_if_float16_is_fast(small, tmp_path, monkeypatch):
+    AutoConfig.for_model("gemma3_text").save_pretrained(tmp_path)
+    for dtype, expected in (("bfloat16", "bfloat16"), ("float16", "float32")):
+        monkeypatch.setattr(models, "fast_dtype", lambda dtype=dtype: dtype)
+        assert (models.inference_dtype(small), models.inference_dtype(str(tmp_path))) == (dtype, expected)
 
 
 @pytest.mark.parametrize(

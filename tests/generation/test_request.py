@@ -138,5 +138,6 @@ def test_a_setting_that_only_vllm_has_is_refused_by_transformers(settings, words
     with pytest.raises(ConfigError, match=words):
         request_from(settings).for_transformers(vars(GenerationConfig()))
     names = {"stop_strings": "</a>", "min_new_tokens": 3}
-    known = request_from({"generation_kwargs": names}).for_transformers(vars(GenerationConfig()))
-    assert (known["stop_strings"], known["min_new_tokens"]) == (["</a>"], 3)
+    request = request_from({"generation_kwargs": names, "cache_implementation": "static"})
+    known = request.for_transformers(vars(GenerationConfig()))
+    assert (known["stop_strings"], known["min_new_tokens"], known["cache_implementation"]) == (["</a>"], 3, "static")

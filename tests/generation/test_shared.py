@@ -1,7 +1,9 @@
 """One copy of the base: where a policy's parameters are in an engine of plain modules, and in vLLM on the CPU."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import launching
 import pytest
@@ -161,6 +163,31 @@ def test_an_engine_with_fewer_bits_is_refused(shared):
         find_views(base.skeleton, Engine(base.skeleton.state_dict(), dtype=torch.bfloat16))
 
 
+def change_a_value(engine):
+    engine.held["model.norm.weight"][1] += 1
+
+
+def move(engine):
+    engine.model_norm_weight = engine.model_norm_weight.clone()
+
+
+@pytest.mark.parametrize("prepare", [change_a_value, move, lambda engine: None])
+def test_weights_that_vllm_changes_or_moves_after_it_has_loaded_them_are_named(prepare, shared, monkeypatch):
+    """With a stand-in for vLLM's function."""
+    base, policy = shared
+    engine = Engine(base.skeleton.state_dict())
+    loader = SimpleNamespace(process_weights_after_loading=prepare)
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.model_loader", SimpleNamespace(base_loader=loader))
+    with base.locate():
+        if prepare in (change_a_value, move):
+            with pytest.raises(ConfigError, match=r"vLLM repacks model\.norm\.weight for its kernels"):
+                loader.process_weights_after_loading(engine)
+        else:
+            loader.process_weights_after_loading(engine)
+            base.attach(policy, torch.device("cpu"))
+    assert loader.process_weights_after_loading is prepare
+
+
 def test_a_parameter_that_was_copied_is_named(shared):
     base, policy = shared
     engine = attached(base, policy)
@@ -193,8 +220,17 @@ def test_merging_is_refused_and_leaves_the_base_as_it_is(call, shared):
     ],
 )
 def test_a_base_that_the_engine_would_not_load_is_refused(kwargs, reason, folder):
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(ConfigError, match=f"^vllm_share_weights=True does not work here: .*{reason}: leave it out$"):
         SharedBase().create(make, folder, **kwargs)
+
+
+def test_a_quantised_checkpoint_and_a_model_without_a_name_are_refused():
+    with pytest.raises(ConfigError, match="the checkpoint is quantised"):
+        SharedBase().create(
+            lambda path, **kwargs: SimpleNamespace(config=SimpleNamespace(quantization_config={1})), "m"
+        )
+    with pytest.raises(ConfigError, match="the trainer got a model instead of a name"), SharedBase().locate():
+        pass
 
 
 def test_methods_that_vllm_replaces_are_restored_for_the_trainer():

@@ -18,10 +18,10 @@ from small_vllm import adapted, generation_of, move
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.lost_server import ServerUnavailable, one_line_for_lost_servers
-from grpo_math.generation.sync import KeyedClient, adapter_sync, release_cache
+from grpo_math.generation.sync import AdapterGeneration, KeyedClient, adapter_sync, release_cache
 from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import metrics
 from grpo_math.system.http import ServerError
@@ -120,6 +120,7 @@ def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkey
     # Some have not been sent when the first one fails.
     monkeypatch.setattr("grpo_math.generation.completions.MAX_REQUESTS", 2)
     generation, prompts = synced(), [[5, number] for number in range(1, 11)]
+    before = generation.state_dict()
     expected = generation._sampling(prompts, 1)()
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
 
@@ -128,7 +129,8 @@ def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkey
         asked[number] += 1
         return (500, "the engine has restarted") if asked[number] <= fails.get(number, 0) else None
 
-    server.sampling, generation.rollouts = lose, 0
+    server.sampling = lose
+    generation.load_state_dict(before)
     assert generation._sampling(prompts, 1)() == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
 
@@ -169,6 +171,13 @@ def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
     assert generation.sent == 5
 
 
+def test_a_prompt_with_an_image_is_refused(synced):
+    generation = synced()
+    assert len(generation.generate(PROMPTS, [None] * 3, 1)[1]) == 3
+    with pytest.raises(UserError, match="vllm_sync=adapter supports text only: set vllm_sync to merged"):
+        generation.generate(PROMPTS, [None, ["an image"], None], 1)
+
+
 def test_the_canary_waits_for_a_server_that_restarts(server, policy, tmp_path):
     generation = generation_of(policy, server.url, tmp_path, server_timeout=0.2)
     generation.sync_weights()
@@ -198,6 +207,9 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
     with pytest.raises(ServerUnavailable, match="was lost 3 times over one request"):
         generation.generate(PROMPTS[:1], None, 1)
     assert len(requests) == 3
+    server.version = "1.0"
+    with pytest.raises(ServerUnavailable, match=r"runs vLLM 1\.0"):
+        generation.generate(PROMPTS[:1], None, 1)
     server.stop()
     line = r"no vLLM server answers at .* after 0 seconds.* Start it: grpo-math serve .*--lora_r 4 --port \d+ .*"
     with pytest.raises(ServerUnavailable, match=line + "--enable-lora --max-lora-rank 8"):
@@ -213,10 +225,12 @@ def test_a_script_whose_server_never_answers_ends_with_the_line_that_starts_one(
     with adapter_sync("merged", SimpleNamespace(**args, vllm_server_timeout=2)):  # noqa: SIM117
         with pytest.raises(ServerUnavailable, match=f"answers at http://{address} after 2 seconds.*serve") as lost:
             grpo_trainer.VLLMGeneration(model=policy)
-    monkeypatch.setattr(sys, "excepthook", Mock())
+    monkeypatch.setattr(sys, "excepthook", before := Mock())
     one_line_for_lost_servers.__wrapped__()
     sys.excepthook(lost.type, lost.value, lost.tb)
     assert capsys.readouterr().err == f"error: {lost.value}\n"
+    sys.excepthook(ValueError, other := ValueError(), None)
+    assert before.mock_calls == [call(ValueError, other, None)]
 
 
 def output_of(choice):
@@ -227,8 +241,9 @@ def output_of(choice):
     return SimpleNamespace(prompt_token_ids=None, outputs=[completion])
 
 
-def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(server, policy, tmp_path, monkeypatch):
-    """With a stand-in for vLLM. test_colocated.py does the same with vLLM."""
+@pytest.fixture
+def colocated(server, monkeypatch):
+    """A stand-in for vLLM in this process, and the settings that it gets. test_colocated.py has vLLM itself."""
 
     def generate(prompts, sampling_params, lora_request, use_tqdm):
         name, _, path = lora_request
@@ -242,6 +257,11 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(ser
     monkeypatch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=lambda *given: given))
+    return engine, settings
+
+
+def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(colocated, policy, tmp_path):
+    engine, settings = colocated
     generation = generation_of(policy, None, tmp_path, mode="colocate", enable_sleep_mode=True, max_model_length=64)
     assert settings.items() >= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}.items()
     assert (generation.canary.tolerance, generation.canary.context) == (0.2, 64)
@@ -259,6 +279,36 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(ser
     asked = [next(iter(call.kwargs.values())) for call in engine.mock_calls]
     # 1: the level of sleep.
     assert asked == [1, *first, 1, *second, 1, ["weights"], ["kv_cache"], adapters[4], 1]
+
+
+def sharing(base):
+    """`AdapterGeneration` on a shared base, as a ``kind`` of `generation_of`."""
+    return lambda args, _, **kwargs: AdapterGeneration(args, base, **kwargs)
+
+
+def test_a_shared_engine_has_the_policys_dtype_and_its_weights_do_not_sleep(colocated, policy, tmp_path):
+    engine, settings = colocated
+    base = Mock(modules={}, locate=nullcontext)
+    colocated_settings = {"mode": "colocate", "enable_sleep_mode": True, "max_model_length": 64}
+    generation = generation_of(policy, None, tmp_path, sharing(base), **colocated_settings)
+    assert settings["dtype"] == "float32"
+    assert "moe_backend" not in settings
+    for _ in range(2):
+        generation.sync_weights()
+        generation.generate(PROMPTS, None, 1)
+    # Once, when the model is prepared.
+    assert base.mock_calls == [call.attach(policy, torch.device("cpu")), call.check(policy)]
+    assert call.wake_up(tags=["weights"]) not in engine.mock_calls
+    assert call.release_kv_cache_memory() in engine.mock_calls
+
+
+def test_weights_that_are_split_over_gpus_are_not_shared_and_fsdp_1_is_refused(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_math.generation.sync.split_by", lambda accelerator: "ZeRO-3")
+    with pytest.raises(ConfigError, match=r"vllm_share_weights=True .* ZeRO-3 splits each weight over the GPUs"):
+        generation_of(policy, None, tmp_path, sharing(Mock()), mode="colocate")
+    monkeypatch.setattr(vllm_generation, "DistributedBackend", Mock(return_value=Mock(fsdp_version=1)))
+    with pytest.raises(ConfigError, match="fsdp_version=1 cannot be synced as an adapter: use FSDP 2, or DeepSpeed"):
+        generation_of(policy, None, tmp_path, mode="colocate")
 
 
 def test_a_cache_gives_back_its_memory_while_the_weights_stay_in_place():
@@ -339,6 +389,12 @@ def test_full_fine_tuning_and_merged_keep_trls_own_path(vllm_sync, staleness, ad
         args.staleness = 1
         with pytest.raises(ConfigError, match="staleness=1 needs an adapter") if kind == "TRL's" else nullcontext():
             grpo_trainer.VLLMGeneration(model=model)
+    args.vllm_share_weights = True
+    with (
+        adapter_sync(vllm_sync, args),
+        pytest.raises(ConfigError, match="no adapter is trained") if kind == "TRL's" else nullcontext(),
+    ):
+        grpo_trainer.VLLMGeneration(model=model)
     assert (grpo_trainer.VLLMGeneration, vllm_generation.VLLMClient) == trls
 
 

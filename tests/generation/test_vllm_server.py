@@ -180,9 +180,14 @@ def test_vllm_is_the_program_that_is_named_or_on_the_path_or_beside_this_python(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("GRPO_MATH_VLLM", raising=False)
+    with pytest.raises(UserError, match=r"^vllm is not installed, .*: make an environment for it"):
+        executable()
     for file in (tmp_path / "vllm", tmp_path / "bin/vllm", tmp_path / "named"):
         file.parent.mkdir(exist_ok=True)
         file.touch(0o755)
         if file.name == "named":
             monkeypatch.setenv("GRPO_MATH_VLLM", str(file))
         assert executable() == str(file)
+    monkeypatch.setenv("GRPO_MATH_VLLM", "none")
+    with pytest.raises(UserError, match=r"^GRPO_MATH_VLLM='none' is not a program, "):
+        executable()
