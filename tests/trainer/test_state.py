@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from launching import TORCHRUN, run
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from small_families import tiny_model
 from small_trainers import Evaluated, untimed, weights
 from torch.optim.lr_scheduler import LambdaLR
@@ -89,6 +89,23 @@ def test_weights_with_other_names_on_the_hub_are_resumed_and_loaded_as_the_best(
     best._load_best_model()
     for one in (again, best):
         assert torch.equal(weights(one.model), weights(whole.model))
+
+
+def test_an_adapter_in_16_bit_is_resumed_and_loaded_as_the_best_in_its_precision(ours, small, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "learning_rate": 1.0}
+    ends = []
+    for checkpoint in (None, "checkpoint-1"):
+        base = AutoModelForCausalLM.from_pretrained(small, dtype=torch.bfloat16)
+        torch.manual_seed(3)
+        adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        trainer = ours(drawn, ROWS, model=get_peft_model(base, adapter, autocast_adapter_dtype=False), **settings)
+        trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / checkpoint))
+        ends.append(weights(trainer.model))
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    trainer._load_best_model()
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.bfloat16}
+    assert torch.equal(*ends)
+    assert not torch.equal(weights(trainer.model), ends[0])
 
 
 @pytest.mark.slow
