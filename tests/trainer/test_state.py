@@ -91,8 +91,11 @@ def test_weights_with_other_names_on_the_hub_are_resumed_and_loaded_as_the_best(
         assert torch.equal(weights(one.model), weights(whole.model))
 
 
-def test_an_adapter_in_16_bit_is_resumed_and_loaded_as_the_best_in_its_precision(ours, small, tmp_path):
+def test_an_adapter_in_16_bit_and_its_reference_are_resumed_and_loaded_as_the_best_in_their_precision(
+    ours, small, tmp_path
+):
     settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2, "learning_rate": 1.0}
+    settings |= {"beta": 0.5, "reference_refresh_steps": 1}
     ends = []
     for checkpoint in (None, "checkpoint-1"):
         base = AutoModelForCausalLM.from_pretrained(small, dtype=torch.bfloat16)
@@ -106,6 +109,7 @@ def test_an_adapter_in_16_bit_is_resumed_and_loaded_as_the_best_in_its_precision
     assert {p.dtype for p in trainer.model.parameters()} == {torch.bfloat16}
     assert torch.equal(*ends)
     assert not torch.equal(weights(trainer.model), ends[0])
+    assert not (tmp_path / "checkpoint-1/ref").exists()
 
 
 @pytest.mark.slow
