@@ -3,6 +3,7 @@
 import threading
 from copy import deepcopy
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
+from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
 from grpo_math.trainer.rollout_queue import RolloutQueue, order
 
@@ -170,3 +172,18 @@ def test_what_is_not_known_beforehand_is_refused(others, message):
     trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
     with pytest.raises(ConfigError, match=message):
         RolloutQueue(SimpleNamespace(**{**trainer, **others}), SETTINGS, None)
+
+
+@pytest.mark.parametrize(("prompts", "taken"), [([[1]], "requested"), ([[2]], "new")])
+def test_a_batch_of_other_prompts_than_the_requested_ones_is_sampled_anew(prompts, taken):
+    def request(prompts, n, step):
+        return PrefetchedRollout(prompts, step, "adapter").start(lambda: ["new"])
+
+    engine = SimpleNamespace(request=request, folder="another adapter")
+    model, accelerator = SimpleNamespace(training=True), SimpleNamespace(is_main_process=False)
+    requesters = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
+    trainer = SimpleNamespace(model=model, accelerator=accelerator, vllm_generation=engine, **requesters)
+    trainer.state, trainer._step = SimpleNamespace(global_step=1), 1
+    queue = RolloutQueue(trainer, SETTINGS, Mock())
+    queue.requested = PrefetchedRollout([[1]], 0).start(lambda: ["requested"])
+    assert queue.take_completions(prompts, 1) == [taken]

@@ -18,6 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
+from grpo_math.trainer.rollout_queue import order
 
 # Two optimizer steps train on each rollout, and a line of the log is about two: each odd step is in the middle of both.
 RUN = {
@@ -254,6 +255,19 @@ def test_with_another_batch_the_half_trained_rollout_is_sampled_again(ours):
         assert (run.state_dict()["rollout"] == ["half"]) == in_rollout
 
 
+def test_a_rollout_that_is_sampled_again_ends_with_its_prompts(ours, tmp_path):
+    """A step was two training steps, and is one now: the checkpoint's position in the rollout is another one."""
+    settings = {**RUN, "resample_groups": 0}
+    ours(drawn, ROWS, **{**settings, "max_steps": 1}).train()
+    again = ours(drawn, ROWS, **{**settings, "max_steps": 5, "gradient_accumulation_steps": 1})
+    sample, sampled = again._generate_single_turn, []
+    again._generate_single_turn = lambda prompts, *others: sampled.append(prompts[::4]) or sample(prompts, *others)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    rows = order(again.grpo_math.queue.sampler, 0)
+    prompts = again._tokenize_prompts([ROWS[row]["prompt"] for row in rows])[0]
+    assert sampled == [prompts[:4], prompts[4:8]]
+
+
 @pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
 def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_again(settings, ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
@@ -284,6 +298,7 @@ import torch
 from accelerate import PartialState
 
 from grpo_math.trainer import state
+from grpo_math.trainer.rollout_queue import order
 
 ranks, folder = PartialState(cpu=True), Path(sys.argv[1])
 for there in (0, 1):  # the ranks that have left their file
