@@ -11,7 +11,7 @@ from grpo_math.errors import ConfigError
 
 # The version of the grader. Results of different versions are not comparable. Verdicts change only because of labelled
 # cases from outside this project, and each change increases this number.
-GRADER = 15
+GRADER = 16
 
 
 class Verdict(StrEnum):

@@ -7,7 +7,7 @@ Position finds an answer in every language. A word only sharpens it, or refuses 
     not       words that negate the value, up to three words before it
     changes   words that change the value directly behind them: minus, double, the cube of
     after     words that change the value directly before them: thousand, dozen, "is not" where it follows
-    and       words between two boxes that are one list
+    and, or   words between two boxes, or two values, that are one list
     decimal   the decimal sign
 
 >>> "nicht" in words("not"), bool(re.match(either("answer"), "antwort")), re.match(either("and"), "andere")
@@ -26,12 +26,14 @@ LANGUAGES: dict[str, dict[str, Any]] = json.loads(
 )
 # A letter of a script other than Latin and Greek, with its marks; a letter of Latin script.
 FOREIGN = (
-    "[\u0400-\u052f\u0531-\u0587\u0591-\u05ea\u0610-\u064a\u0670-\u06d3\u0900-\u1dff\u2c00-\u2dff\u3005-\u3007"
+    "[\u0400-\u052f\u0531-\u0587\u0591-\u05ea\u0610-\u065f\u0670-\u06d3\u0900-\u1dff\u2c00-\u2dff\u3005-\u3007"
     "\u3041-\uabff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 LATIN = "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u1e00-\u1eff\u0300-\u036f"
 # Later scripts, from Thai on, put no space between words.
 _SPACED = "\u0e00"
+# A word starts here: no letter of a script with spaces is before it.
+START = r"(?<![^\W\d_\u0e00-\U0010ffff])"
 
 
 @cache
@@ -54,3 +56,35 @@ def whole_words(listed: Iterable[str]) -> str:
         pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
         patterns.append(pattern + (r"(?![^\W\d_])" if word[-1].isalpha() and word[-1] < _SPACED else ""))
     return f"(?:{'|'.join(patterns) or '(?!)'})"
+
+
+def _joint(kind: str) -> str:
+    return whole_words(word for word in words(kind) if word not in ("and", "or", "a", "、"))
+
+
+# "and" or "or" of another language before a value: a number, a formula, a choice or "x =".
+_JOINT = re.compile(
+    rf"{START}(?:(?P<text>\\(?:text|textrm|mbox|mathrm)\s*\{{\s*)?(?:(?P<and>{_joint('and')})|(?P<or>{_joint('or')}))"
+    r"(?(text)\s*\})\s*(?=\(?[-−–+]?\s?(?:[\d$π√]|\\(?!text))|\(?[A-J](?![A-Za-z])|[a-z](?:_\S{1,3}|[₀-₉])?\s?=))"
+)
+_VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?(?:[^\W\d_]|{FOREIGN}){{1,20}}){{0,2}}[,\s]*\Z")
+_NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}[A-J]\)?)\s\Z")
+
+
+def in_english(text: str) -> str:
+    """Return the text with "and" and "or" between two values in English. A short word may be two variables.
+
+    >>> in_english("12 Äpfel und 13 Äpfel"), in_english("x=2或x=-3"), in_english("2 y -3"), in_english("12 y 13")
+    ('12 Äpfel and 13 Äpfel', 'x=2 or x=-3', '2 y -3', '12 and 13')
+    """
+
+    def english(joint: re.Match[str]) -> str:
+        before, word = text[max(0, joint.start() - 60) : joint.start()], joint["and"] or joint["or"]
+        short = len(word) < 3 and word.isascii() and not joint["text"]
+        if not (_NUMBER_BEFORE if short else _VALUE_BEFORE).search(before) or (
+            short and re.match(r"[\d$(A-J]|[a-z]\S? ?=", text[joint.end() :]) is None
+        ):
+            return joint.group()
+        return f"{'' if before[-1].isspace() else ' '}{'and' if joint['and'] else 'or'} "
+
+    return _JOINT.sub(english, text)

@@ -26,10 +26,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import CHANGES, measure
 from grpo_math.grading.formats import FORMATS
-from grpo_math.grading.vocabulary import FOREIGN, LATIN, either, whole_words, words
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, START, either, in_english, whole_words, words
 
 TAIL = 10_000  # characters that are read
 NEAR = 1_000  # characters at the end or after a phrase that are searched for a value
@@ -40,7 +41,7 @@ _TOKEN = re.compile(
 # Text between the parts of one answer: separators, "and", "or", names such as "x =" and "(a)", a unit.
 _BETWEEN = re.compile(
     r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
-    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}|\bor\b(?: [a-z]{{1,9}})?"
+    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}|{either('or')}(?: [a-z]{{1,9}})?"
     r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
 )
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
@@ -48,7 +49,10 @@ _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
-_REMOVED = re.compile(r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)")
+_REMOVED = re.compile(
+    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>"
+    rf"|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)|\*\*(?={FOREIGN})|\*\*(?<={FOREIGN}\*\*)"
+)
 
 # Signs of other scripts, by one sign each: the end of a sentence, a question, a space, nothing, a point and a comma.
 _SIGNS = str.maketrans(
@@ -73,7 +77,7 @@ _TUPLE = r"[(\[](?:[^][(){}\s,]{1,20},\s?){1,4}[^][(){}\s,]{1,20}[)\]]"
 _ITEM = re.compile(
     rf"(?P<formula>{_FORMULA})|{_TUPLE}|\d{{1,3}}(?: \d{{3}})+(?![\d/-])|{FOREIGN}+"
     rf"|[{LATIN}]*[\u00c0-\u024f\u1e00-\u1eff][{LATIN}]*"
-    rf"|(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|(?!{FOREIGN})[^\s=$])+|=",
+    rf"|(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|(?!{FOREIGN})[^\s=$、])+|=",
     re.DOTALL,
 )
 _NO_PROSE = re.compile(
@@ -83,12 +87,19 @@ _PROSE = re.compile(
     rf"(?<![\\A-Za-z])[A-Za-z]{{3,}}(?![A-Za-z(])|(?<!\S)[A-Za-z]{{2}}(?![^\s.,])|{FOREIGN}|[\u00c0-\u024f\u1e00-\u1fff]"
     "|[\u0370-\u03ff]{3}"
 )
-_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:]{1,2}|A")
+_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A")
 # "(B) 3:45 P.M.", "B, 14/09/2031", and at the start "(C) Friday".
 _CHOICE_WITH_TEXT = re.compile(
     r"(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z"
     r"|\A\(?([A-J])[).]\s+(?!(?:is|are|was|because|since|as|so|or|and|not)\b)([^\W\d_]{2}[^()\d]{0,60})\Z"
 )
+# Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
+_ONE = r"\(?[A-J]\)?"
+_CHOICES = re.compile(
+    rf"{START}(?<![\d(])(?:{_ONE}, ?)*{_ONE}(?:,? (?:and|or) {_ONE}(?![A-Za-z\d])|(?:[,/] ?{_ONE})+(?=\W*\Z))"
+)
+_IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
+_SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
 _UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
 
 LABELS = tuple(words("answer"))
@@ -104,13 +115,21 @@ _REMARK = re.compile(
     re.IGNORECASE,
 )
 # A sentence as an answer: two words or more before its first number, and no formula.
-_SENTENCE = re.compile(r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$]*\s[^\d=\\{}$]*\s[$€£]?\d[^=\\{}]*)\}?\.?")
+_SENTENCE = re.compile(
+    r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$\s]*\s[^\d=\\{}$]*\s[$€£]?\d[^=\\{}]*)\}?\.?"
+)
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
 _CHANGED = re.compile(
-    rf"(?:(?<![^\W\d_])(?:{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*)"
+    rf"(?:{START}(?:{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*)"
     r"|\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?|(?<=[=A-Za-z] )[-−])\s*\Z",
     re.IGNORECASE,
 )
+_NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|or|not|but)\b")
+_OR = re.compile(r",? (?:[^\W\d_]+ ){0,3}or ")
+_JOINING = re.compile(
+    r" (?:[a-z]+ )?(?:(?:out )?of|to) (?:[a-z]+ )?|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
+)
+_NEGATED = re.compile(rf"\s?{either('after')}", re.IGNORECASE)
 _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
@@ -138,7 +157,6 @@ class _Mark(NamedTuple):
 
 # 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
 # language that writes so.
-_ONE_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![\d.,]*\d)")
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![\d.,]*\d)")
 _COMMA_HABIT = re.compile(
@@ -196,7 +214,7 @@ def with_points(gold: str, answer: str, completion: str) -> str:
     ('7.00', '1250', '1,2')
     """
     written = _GROUPED.search(answer) or _COMMA.search(answer)
-    if not written or not _ONE_NUMBER.fullmatch(gold.strip()) or not _COMMA_HABIT.search(completion):
+    if not written or value(gold) is None or not _COMMA_HABIT.search(completion):
         return answer
     answer = _GROUPED.sub(lambda number: number.group().replace(".", ""), answer)
     return _COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", answer)
@@ -335,6 +353,7 @@ def _last_value(text: str) -> str:
 
     A question has none, and a remark such as "Some would say 5."
     """
+    text = in_english(text)
     sentences = _sentences(text)
     if len(sentences) == 1:
         return _value(text)
@@ -347,7 +366,7 @@ def _last_value(text: str) -> str:
 
 def _value_behind(text: str, label: str) -> str:
     """Return the value of the sentence behind a label. A label with a colon may introduce a whole solution."""
-    (sentence, _), *later = _sentences(text)
+    (sentence, _), *later = _sentences(in_english(text))
     if not _COPULA.search(label) and not _values(sentence)[1]:
         return ""  # "The answer to question 3 would be 5"
     value = _value(sentence, behind=True)
@@ -369,12 +388,20 @@ def _values(text: str) -> tuple[list[re.Match[str]], bool, bool]:
 
 
 def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match[str] | None) -> bool:
-    """Return True for a number, a formula with a command, and a choice. "A" is a choice only at an end."""
+    """Return True for a number, a formula with a command, and a choice. "A" may be an article."""
     text = item.group()
     if _CHOICE.fullmatch(text.strip("$")):
-        ends = text != "A" or after is None or re.match(FOREIGN, after.group()) is not None
-        return ends and (before is None or before.group() != "=")
+        is_name = text != "A" or after is None or _NO_NOUN.match(after.group()) is not None
+        return is_name and (before is None or before.group() != "=")
     return re.search(r"[\dπ¼-¾⅐-⅞]|\$.*\\", text) is not None
+
+
+def _choice(text: str, item: re.Match[str]) -> str:
+    """Return a choice, with the choices joined to it, or with a negation behind it."""
+    several = next((s for s in _CHOICES.finditer(text) if s.start() <= item.start() < s.end()), None)
+    if several or _NEGATED.match(text, item.end()):
+        return several.group() if several else text[item.start() :]
+    return item.group().rstrip(" .,;:!?*")
 
 
 def _bare(item: re.Match[str]) -> str:
@@ -382,10 +409,12 @@ def _bare(item: re.Match[str]) -> str:
 
 
 def _mixed(text: str, values: list[re.Match[str]]) -> bool:
-    """Return True for "44 of 50" and for amounts of different units in one clause: none of them is the answer."""
+    """Return True for "44 of 50", "44 or 50" and amounts of different units in one clause: none is the answer."""
     first, second = values[:2]
     between = text[first.end() : second.start()]
-    if re.fullmatch(r" (?:[a-z]+ )?(?:out )?of (?:[a-z]+ )?", between):
+    if _CHOICE.fullmatch(first.group()):
+        return False
+    if _JOINING.fullmatch(between):
         return True
     units = [
         re.search(r"[$€£¥₹]\s?\Z", text[: one.start()]) or re.match(r" ?[^\W\d_]+", text[one.end() :])
@@ -408,9 +437,11 @@ def _value(text: str, behind: bool = False) -> str:
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
     values, direct, few = _values(text)
     if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
-        return text if not (values and _CHOICE.fullmatch(values[0].group())) else values[0].group().rstrip(".,:")
+        return text if not (values and _CHOICE.fullmatch(values[0].group())) else _choice(text, values[0])
     if not values:
         return ""
+    if not (behind and direct) and (solutions := _SOLUTIONS.search(text)):
+        return solutions.group()
     # The result of a calculation follows its equal sign: "6 * 7 = 42 eggs in 3 days".
     equal = max((item.start() for item in _ITEM.finditer(text) if item.group() == "="), default=-1)
     later = [item for item in values if item.start() > equal]
@@ -422,10 +453,14 @@ def _value(text: str, behind: bool = False) -> str:
         if equal < 0 and (not direct or _mixed(text, values)):
             return text
     value = chosen.group().rstrip(" .,;:!?*")
-    if _CHOICE.fullmatch(value):
-        return value
+    if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
+        before = values[-2]
+        if _OR.fullmatch(text, before.end(), chosen.start()):
+            return text[before.start() :]
     # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
     changed = _CHANGED.search(text, max(0, chosen.start() - 60), chosen.start())
+    if _CHOICE.fullmatch(value) and not changed:
+        return _choice(text, chosen)
     start = changed.start() if changed else chosen.start()
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
     if unit and not text.isascii() and _SHORT.match(unit.group()) and measure(unit.group()) is None:

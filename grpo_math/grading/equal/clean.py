@@ -15,6 +15,7 @@ from functools import lru_cache
 from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
+from grpo_math.grading.vocabulary import in_english
 
 CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
 
@@ -85,6 +86,7 @@ SPELLINGS = [
         (r",\\!\s*", ","),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
+        (r"(?<=\d)\{,\}(?=\d)", "."),  # 2{,}5
         (r"(?<=\d)(?:\\[,:; ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
         (r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
@@ -171,8 +173,8 @@ FORMS = [
             r"\1 ",
         ),
         (r"\A\\triangle\s*[A-Z]{3}\s*\\text\s*\{\s*(?=is an? )", r"\\text{it "),
-        (r"(?<=\d)\s*万(?!\d)", "*10^4 "),
-        (r"(?<=\d)\s*亿(?!\d)", "*10^8 "),
+        (r"(?<=\d)\s*[万萬](?!\d)", "*10^4 "),
+        (r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
         (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
         (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
@@ -216,7 +218,6 @@ FORMS = [
         (r"(?<![A-Za-z\\])C_\{?(\d+)\}?\^\{?(\d+)\}?", r"C(\1, \2)"),
         (r"(?<![A-Za-z\\])A_\{?(\d+)\}?\^\{?(\d+)\}?", r"P(\1, \2)"),  # arrangements
         (r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)", r"\1\\overline{\2}"),  # 0.(27)
-        (r"\A\]([^][]+)\[\Z", r"(\1)"),
     )
 ]
 
@@ -250,6 +251,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
+    text = in_english(text)
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text
@@ -301,6 +303,8 @@ def _without_parenthesis(text: str) -> str:
 def _ascii(text: str) -> str:
     text = VULGAR.sub(lambda m: f"\\frac{{{unicodedata.normalize('NFKC', m.group()).replace('⁄', '}{')}}}", text)
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺ⁿ]+", lambda m: "^{" + m.group().translate(SUPERSCRIPT) + "}", text)
+    text = re.sub("(?<=[A-Za-z])[₀-₉]+", lambda m: f"_{{{unicodedata.normalize('NFKC', m.group())}}}", text)
+    text = re.sub("[㎟-㎦]", lambda m: re.sub(r"(\D+)(\d)", r" \1^\2", unicodedata.normalize("NFKC", m.group())), text)
     text = re.sub(r"√\s*(\d+|[a-z])(?![\d.])", r"\\sqrt{\1}", text.translate({ord("∛"): "\\sqrt[3]"}))
     text = unicodedata.normalize("NFKC", text.translate(TABLE))
     if len(text) > MAX_CHARACTERS:  # NFKC can turn one character into eighteen

@@ -241,7 +241,7 @@ class _Reader(Scanner):
         char = self.text[self.at]
         if char in DIGITS or char == ".":
             return self.number()
-        if char in "([":
+        if char in "([]":
             return self.brackets()
         if char == "{":
             return self.braces()
@@ -260,12 +260,12 @@ class _Reader(Scanner):
         return self.word(letters.group())
 
     def brackets(self) -> Tree:
-        start, opening = self.at, self.text[self.at]
+        start, opening = self.at, self.text[self.at].replace("]", "(")  # ]1, 5[ is (1, 5)
         self.at += 1
         outer_bars = self.bars
         self.bars = 0
         items = self.items()
-        closing = self.need(")", "]")
+        closing = self.need(")", "]", "[").replace("[", ")")
         self.bars = outer_bars
         if self.thousands and notation.THOUSANDS.fullmatch(self.text, start + 1, self.at - 1):
             raise Unreadable("a pair, or a number with separators in brackets")

@@ -27,6 +27,7 @@ from grpo_math.grading.equal.tree import (
     UNDECIDED,
     ZERO,
     Based,
+    Both,
     Comparison,
     Degrees,
     Either,
@@ -91,6 +92,8 @@ def _renamed(tree: Tree, old: str, new: str) -> Tree:
 
 
 def _equal(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
+    if isinstance(answer, Either) and not isinstance(gold, Relation | List | Both | Either | COLLECTIONS):
+        return _all(_equal(gold, part, rules) for part in answer.parts)  # 1/2 or 0.5
     match resolved(gold), resolved(answer):
         case Relation() as one, Relation() as two if one == two:
             return EQUAL
@@ -256,12 +259,15 @@ def _equal_matrices(gold: Tree, answer: Tree, rules: Rules) -> Comparison:
 
 
 def _matrix(tree: Tree) -> Matrix | None:
-    """Return a matrix. A tuple is a column."""
+    """Return a matrix. A tuple is a column, and [[1, 2], [3, 4]] has rows."""
     match tree:
         case Matrix():
             return tree
         case Tuple(parts, "(", ")"):
             return Matrix(parts, (1,) * len(parts))
+        case Tuple(rows, "[", "]") if all(isinstance(row, Tuple) for row in rows):
+            cells = [tuple(row.children()) for row in rows]
+            return Matrix(tuple(chain(*cells)), tuple(map(len, cells)))
     return None
 
 

@@ -25,7 +25,7 @@ Unit = dict[str, int]  # measure -> power
 # Measures by their symbol, with their names. Those of the metric system take a prefix.
 _METRIC = """
 m meter metre|g gram gm|s second sec|L liter litre l|J joule|W watt|V volt|A ampere amp|N newton|Hz hertz|Pa pascal
-eV electronvolt|B byte|bit|cal calorie|K kelvin|Ω ohm|mol mole|F farad|T tesla|H henry|bar
+eV electronvolt|Wh|B byte|bit|cal calorie|K kelvin|Ω ohm|mol mole|F farad|T tesla|H henry|bar
 """.replace("\n", "|").split("|")
 _PREFIXES = {
     "k": "kilo",
@@ -42,7 +42,9 @@ _OTHER = """
 in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
 month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
 degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
-yuan CNY RMB 元|mL ml|cL cl|dL dl|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|kg kilo|dozen dozens
+yuan CNY RMB 元|franc CHF|rouble ₽ RUB|lira ₺ TL|won ₩ KRW 원|dong ₫ VND|krona kr SEK NOK DKK|forint Ft|zł PLN
+mL ml мл 毫升|cL cl|dL dl|L л 升|km км 千米 公里|m м 米|cm см 厘米|mm мм 毫米|kg kilo кг 千克 公斤|g г 克|kW кВт 千瓦
+h ч 小时|s с 秒|min мин 分钟|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|dozen dozens
 """.replace("\n", "|").split("|")
 _TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
 for _symbol, *_names in (line.split() for line in _METRIC if line):
@@ -67,15 +69,15 @@ _FILLERS = SHORT_WORDS | words("harmless")
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
-    rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°€£¥₹¢$元]|(?![一-鿿]*(?:[万亿千百半倍或和不非余]|分[之の]|以[上下内外]))[一-鿿]+)"
+    rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°¢£¥₠-₿$元]|(?![一-鿿]*(?:[万萬亿億百半倍或和不非余]|千(?![克米瓦])|分[之の]|以[上下内外]))[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
-_MONEY = re.compile(r"(-?)\s*(?:US|CA|AU)?\s*\\?([$€£¥₹]|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=-?[\d.\\({])")
+_MONEY = re.compile(r"(-?)\s*(?:US|CA|AU|R)?\s*\\?([$£¥₠-₿]|USD|EUR|GBP|JPY|INR|R[sp]\.?)\s*(?=-?[\d.\\({])")
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
     r"\\text\s*\{|"
-    rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°|[€£¥₹¢]|{FOREIGN}|\\\$|[a-z]{{2}}|[A-Z][a-z]"
+    rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°| ?[¢£¥₠-₿]|{FOREIGN}|\\\$|[a-z]{{2}}|[A-Z][a-z]"
     r"|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, but 3g may be a product
     r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
     rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"
@@ -89,7 +91,7 @@ def split(text: str) -> tuple[str, Unit | None]:
     money = _MONEY.match(text)
     if money is not None:
         bare, unit = split(text[money.end() :])
-        return money[1] + bare, {_TABLE[money[2].rstrip(".")]: 1} | (unit or {})
+        return money[1] + bare, {_TABLE.get(money[2].rstrip("."), money[2]): 1} | (unit or {})
     if len(text) > MAX_CHARACTERS:
         return text, None
     for start in _START.finditer(text):
@@ -115,7 +117,7 @@ def measure(text: str) -> Unit | None:
     tokens = list(_TOKEN.finditer(text))
     if (
         not tokens
-        or any(token[3] and _AFTER.match(token[3]) for token in tokens)
+        or any(token[3] and _AFTER.match(token[3]) and token[3] not in _TABLE for token in tokens)
         or _FILLER.fullmatch(_TOKEN.sub("", text)) is None
     ):
         return None
