@@ -218,6 +218,10 @@ def _cells(lines: Iterable[bytes], header: str) -> Iterator[tuple[int, dict[str,
     # otherwise take the rest of the file into one cell.
     texts = (text for line in _decoded(lines) for text in StringIO(line, newline=""))
     rows = csv.DictReader(texts, restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True)
+    # The last of two columns with one name would silently replace the first. Empty names come from trailing commas.
+    names = [name for name in rows.fieldnames or () if name.strip()]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two columns are named {repeated[0]!r}")
     return ((rows.line_num, {name: cell or None for name, cell in row.items()}) for row in rows)
 
 

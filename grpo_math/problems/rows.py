@@ -37,7 +37,7 @@ LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 AROUND = [source.around for source in SOURCES.values() if any(source.around)]
 LARGEST = Fraction(10**300)  # near the largest float
 PARTS = ("level", "subject", "tolerance")
-NO_GOLD = ("", "proof", "notfound", "null", "none", "nan")  # what data sets write if a problem has no answer
+NO_GOLD = ("", "proof", "notfound", "null", "none", "nan", "n/a", "tbd", "?", "-")  # instead of an answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
 REMEDY = "correct the row, or pass --skip_bad_rows"
 

@@ -153,6 +153,7 @@ BAD_ROWS = {
     "a gold of the wrong type": ({"problem": "a?", "answer": [["7"]]}, "answer is of type list, not text or a number"),
     "a truth value": ({"problem": "a?", "answer": True}, "answer is of type bool, not text or a number"),
     "None as text": ({"problem": "a?", "answer": "None"}, "answer contains no gold answer"),
+    "a placeholder": ({"problem": "a?", "answer": "N/A"}, "answer contains no gold answer"),
     "a number that no float holds": ('{"problem": "a?", "answer": 1e400}', "answer contains no gold answer"),
     "a missing gold as pandas writes it": ('{"problem": "a?", "answer": NaN}', "answer contains no gold answer"),
     "no problem": ({"answer": "7"}, "problem is missing: its columns are answer; accepted are problem, question, "),
@@ -387,6 +388,7 @@ def test_a_file_of_any_format_has_the_same_rows(tmp_path, name):
         ),
         ("huge.jsonl", f'{{"problem": "10^400?", "answer": 1{"0" * 400}}}'.encode(), ["1" + "0" * 400]),
         ("long.csv", f"problem,answer\n{'x' * 200_000},7\n".encode(), ["7"]),
+        ("commas.csv", b"problem,answer,,\nWhat?,7,,\n", ["7"]),
     ],
 )
 def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tmp_path, name, content, golds):
@@ -406,6 +408,7 @@ def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tm
             "ArrowInvalid: Could not open Parquet input source '<Buffer>': Parquet magic bytes not found in footer",
         ),
         ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
+        ("a.csv", b"problem,answer,answer\nWhat?,7,8\n", "ValueError: two columns are named 'answer')"),
         (
             "a.csv",
             "problem,answer\ncaf\u00e9,7\n".encode("latin-1"),

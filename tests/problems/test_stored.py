@@ -69,6 +69,16 @@ def test_a_file_that_has_changed_is_read_again(file):
     assert [one["problem"] for one in prepared(file) if one not in before] == ["What is 7 - 0?"]
 
 
+def test_the_words_of_the_grader_and_the_built_in_sets_are_a_part_of_the_code(tmp_path, monkeypatch):
+    (tmp_path / "problems").mkdir()
+    monkeypatch.setattr(stored, "__file__", str(tmp_path / "problems/stored.py"))
+    hashes = set()
+    for name, text in (("a.py", "1"), ("words.json", "1"), ("words.json", "2"), ("sets.yaml", "1"), ("a.pyc", "1")):
+        (tmp_path / name).write_text(text)
+        hashes.add(stored._code.__wrapped__())
+    assert len(hashes) == 4
+
+
 def test_a_preparation_that_is_killed_leaves_nothing_that_is_used(file, monkeypatch):
     if (child := os.fork()) == 0:
         monkeypatch.setattr(files, "flush", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
