@@ -137,16 +137,18 @@ def only_scored(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str
     return output
 
 
-def unsupported(config: Any, knows_sdpa: bool = True) -> str | None:
+def unsupported(config: Any, knows_sdpa: bool) -> str | None:
     """Return why rows of this model cannot be packed, or None.
 
     Eager attention is packed only if the model supports no other: with sdpa, the user has asked for eager. Flash
     attention is packed.
 
     >>> from types import SimpleNamespace as Config
-    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "compressed_attention"]))
+    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["conv", "compressed_attention"]), knows_sdpa=True)
     "layers of type 'compressed_attention'"
-    >>> unsupported(Config(_attn_implementation="sdpa", layer_types=["full_attention", "sliding_attention"]))
+    >>> unsupported(Config(_attn_implementation="eager", layer_types=["full_attention"]), knows_sdpa=True)
+    "attention implementation 'eager' (packing has sdpa and flash attention)"
+    >>> unsupported(Config(_attn_implementation="eager", layer_types=["full_attention"]), knows_sdpa=False)
     """
     implementation = getattr(config, "_attn_implementation", None)
     if (

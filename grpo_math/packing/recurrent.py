@@ -50,7 +50,7 @@ class States:
         return defaultdict(lambda: self)
 
     def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
-        return bool(self.conv_states)
+        return state_idx in self.conv_states
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
         return self.conv_states.get(state_idx)

@@ -223,15 +223,14 @@ class PackedScorer:
         """Compare the scores of two short rows of words with those of TRL's ``score_unpacked``, once for each model.
 
         Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
-        their own attention again, and updates are not split. If the scores differ on one rank, no rank packs. All ranks
-        call this, before an update is split for packing.
+        their own attention again. If the scores differ on one rank, no rank packs. All ranks call this, before an
+        update is split for packing.
         """
         if self.verified:
             return True
         self.verified = True
         for model in models:
             if reason := self._agree_on_difference(score_unpacked, model, tokenizer, tf32):
-                self.budget.splits = False
                 for one in self.models:
                     # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
                     one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))

@@ -8,9 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
 
-from grpo_math.packing.micro_batches import MicroBatch, TrainingStep, UpdatePlanner, accumulate
-from grpo_math.packing.row_plan import plan_micro_batches
+from grpo_math.algorithm.rows import widths
+from grpo_math.errors import OutOfMemory
+from grpo_math.packing import micro_batches
+from grpo_math.packing.micro_batches import MicroBatch, TokenBudget, TrainingStep, UpdatePlanner, accumulate, row_layout
+from grpo_math.packing.row_plan import packed_tokens, plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
 
@@ -110,6 +114,52 @@ def test_a_step_comes_back_from_a_checkpoint_of_version_0_2():
     for step in planner().gather_planned(BATCHES, BUDGET):
         saved = {**vars(step), "micro_batches": [vars(one) for one in step.micro_batches]}
         assert TrainingStep.from_state_dict(saved) == step
+
+
+def test_a_rank_with_fewer_micro_batches_than_another_adds_masked_rows(monkeypatch):
+    """The second rank takes the completions of 2 tokens of both ranks. The first has one of 4 tokens."""
+    rows = {**BATCHES[0], "advantages": torch.tensor([1.0, 0.0, 1.0, 0.0])}
+    prompts, prompt_tokens, _ = row_layout(BATCHES[1])
+    other_rank = ([(prompts, prompt_tokens, [0, 0, 2, 0])], widths(BATCHES[1]))
+    monkeypatch.setattr(micro_batches, "gather_object", lambda local: [*local, other_rank])
+    monkeypatch.setattr(distributed, "all_to_all_single", lambda received, sent, *lengths: received.copy_(sent[:1]))
+    (step,) = planner().gather_planned([rows], 7)
+    assert [(one.weight, one.completions) for one in step.micro_batches] == [(0.25, 1), (0.0, 0)]
+    assert [one.rows["completion_mask"].sum() for one in step.micro_batches] == [4, 0]
+
+
+@pytest.mark.parametrize("synchronises", [True, False])
+def test_fsdp2_synchronises_in_the_last_backward_pass_if_the_training_step_does(synchronises):
+    seen, accelerator = [], planner([]).accelerator
+    model = SimpleNamespace(set_requires_gradient_sync=seen.append)
+    accelerator.is_fsdp2, accelerator.gradient_state.sync_gradients = True, synchronises
+    for n, expected in ((1, []), (2, [synchronises])):
+        accumulate([MicroBatch({}, 1.0, 1)] * n, lambda one: torch.ones((), requires_grad=True), model, accelerator)
+        assert seen == expected
+
+
+def test_out_of_memory_halves_the_largest_micro_batch_until_each_has_one_completion():
+    ours, budget = planner(), TokenBudget(0, splits=True, is_single_process=True)
+    steps = ours.gather_planned(BATCHES, 10**6)
+    # The groups have 3 + 7 and 3 + 3 tokens. At half of 16, a group of 10 is split in two.
+    for most, expected in ((16, [16, 16]), (8, [6, 6, 6, 6, 7, 7]), (3, [4, 4, 5, 5, 6, 6, 7, 7])):
+        budget.split([*steps, steps[1]], ours, "out of memory\nmore")
+        sizes = [packed_tokens(*row_layout(one.rows)) for step in steps for one in step.micro_batches]
+        assert (budget.tokens, budget.state_dict(), sorted(sizes)) == (most, {"halved_to": most}, expected)
+    with pytest.raises(OutOfMemory, match=r"of one completion, 7 tokens with its prompt: .* \(out of memory\)"):
+        budget.split(steps, ours, "out of memory\nmore")
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"splits": False, "is_single_process": True}, "of 70 tokens: lower per_device_train_batch_size"),
+        ({"splits": True, "is_single_process": False}, "of 70 tokens: set max_tokens_per_micro_batch to 35"),
+    ],
+)
+def test_an_update_that_cannot_be_computed_again_in_parts_ends_with_a_remedy(options, remedy):
+    with pytest.raises(OutOfMemory, match=remedy):
+        TokenBudget(0, **options).halve(50, 70, "out of memory")
 
 
 def tokens(rows, prompts, prompt_tokens, lengths):

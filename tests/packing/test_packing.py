@@ -34,8 +34,8 @@ def test_what_is_packed_is_unpacked_as_it_was_and_has_the_positions_of_its_padde
 
 
 def test_a_prompt_is_shared_within_a_group_alone_and_only_if_it_is_equal():
-    ids = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 8]])
+    ids = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 8], [7, 6, 8], [7, 6, 9]])
     mask = torch.ones_like(ids)
-    groups = [layout.lengths for layout in pack(ids, mask, 1, torch.tensor([2, 2, 2, 4])).groups]
-    assert groups == [(1, 1), (1,), (1,)]
-    assert [layout.lengths for layout in pack(ids, mask, 1).groups] == [(1, 1, 1), (1,)]
+    groups = [layout.lengths for layout in pack(ids, mask, 1, torch.tensor([2, 2, 2, 4, 5, 5])).groups]
+    assert groups == [(1, 1), (1,), (1,), (1, 1)]
+    assert [layout.lengths for layout in pack(ids, mask, 1).groups] == [(1, 1, 1), (1,), (1, 1)]

@@ -2,11 +2,12 @@
 
 from collections import Counter
 
+import pytest
 import torch
 from torch import nn
 
 from grpo_math.packing import recurrent
-from grpo_math.packing.pack import GroupLayout
+from grpo_math.packing.pack import GroupLayout, Unpackable
 
 
 class Sums(nn.Module):
@@ -34,17 +35,41 @@ def test_a_layer_that_reads_the_attributes_of_its_cache_continues_a_prompt():
 
 
 class RenamedSums(nn.Module):
-    """The same layer with the name of transformers 5.24."""
+    """The same layer with the name of transformers 5.24, which reads the cache as in 5.23."""
 
     def forward(self, hidden_states, cache=None):
-        assert cache is None or cache.update_conv_state
-        return Sums.forward(self, hidden_states, cache)
+        sums = hidden_states.cumsum(1)
+        if cache is not None:
+            before = cache.get_recurrent_state(0, state_idx=0)
+            sums = sums if before is None else sums + before
+            assert len(sums[0]) > 1, "a layer may change its state in place"
+            cache.update_conv_state(hidden_states.transpose(1, 2), 0)
+            cache.update_recurrent_state(sums[:, -1:], 0)
+        return sums
 
 
 def test_the_cache_of_a_layer_may_have_the_name_of_transformers_5_24():
     model = nn.Sequential(RenamedSums())
     recurrent.fork_states(model)
+    recurrent.fork_states(model)  # changes nothing
     row = torch.arange(1.0, 7.0).view(1, -1, 1)
     assert model[0].forward(row, cache=None).flatten().tolist() == [1, 3, 6, 10, 15, 21]
-    packed = model[0].forward(hidden_states=row, packed_groups=(GroupLayout(0, 2, (3, 1)),))
-    assert packed.flatten().tolist() == [1, 3, 6, 10, 15, 9]
+    for lengths, sums in (((3, 1), [1, 3, 6, 10, 15, 9]), ((1, 1, 1, 1), [1, 3, 6, 7, 8, 9])):
+        packed = model[0].forward(hidden_states=row, packed_groups=(GroupLayout(0, 2, lengths),))
+        assert packed.flatten().tolist() == sums
+    with pytest.raises(Unpackable, match=r"layers \(RenamedSums\) whose code ignores how a row is packed"):
+        model[0].forward(row, attention_mask=torch.zeros(1, 1, 1, 1))
+
+
+def test_the_cache_keeps_the_last_inputs_of_each_convolution_of_a_layer():
+    states, inputs = recurrent.States(), torch.tensor([[[1.0, 2.0, 3.0]]])
+    assert states.get_conv_state(0) is None
+    assert torch.equal(states.update_conv_state(inputs, 0, conv_kernel_size=2), inputs)
+    assert states.update_conv_state(inputs[..., :1], 0, conv_kernel_size=2).tolist() == [[[2, 3, 1]]]
+    assert states.get_conv_state(0).tolist() == [[[3, 1]]]
+    assert (states.has_previous_state(0), states.has_previous_state(0, state_idx=1)) == (True, False)
+    # A kernel that is longer than the inputs, and a layer that keeps no more than it needs.
+    for size, kept in ((5, [0, 0, 1, 2, 3]), (None, [1, 2, 3])):
+        states = recurrent.States()
+        states.update_conv_state(inputs, 0, state_idx=1, conv_kernel_size=size)
+        assert states.get_conv_state(0, state_idx=1).tolist() == [[kept]]

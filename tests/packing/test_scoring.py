@@ -8,6 +8,7 @@ import torch
 from small_families import tiny_model
 from small_trainers import KINDS, SMALL, STEPS, relative, weights
 from torch import nn
+from torch.testing import assert_close
 
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable
@@ -92,24 +93,67 @@ def test_a_users_own_rope_is_tried_too(dtype, trained, ours):
     assert packs(ours(model=model))
 
 
-class Ignoring(nn.Module):
-    """A model whose layers ignore that a row is packed."""
+class Labels(nn.Module):
+    """A model whose layers ignore that a row is packed. The log-prob of a token is minus its id, its entropy the id."""
 
-    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=2))
+    def __init__(self, layers=0):
+        super().__init__()
+        self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=layers))
 
-    def forward(self, shift_labels, **kwargs):
-        return SimpleNamespace(log_probs=torch.zeros(shift_labels.shape))
+    def forward(self, shift_labels, attention_mask, **kwargs):
+        self.mask = attention_mask.flatten().tolist()
+        labels = shift_labels.float()
+        return SimpleNamespace(log_probs=-labels, entropy=labels, aux_loss=0.5)
+
+
+def scorer_of(budget=0):
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, autocast=nullcontext)
+    return PackedScorer(accelerator, TokenBudget(budget, splits=True, is_single_process=True), [])
 
 
 def test_a_layer_that_does_not_count_its_call_is_an_error_and_too_wide_rows_are_scored_as_trl_does():
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model, autocast=nullcontext)
-    scorer = PackedScorer(accelerator, TokenBudget(0, splits=True, is_single_process=True), [])
+    scorer, model = scorer_of(), Labels(layers=2)
     rows = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long), 2, None, False
     for scorer.longest in (None, 5):
         with pytest.raises(Unpackable, match="2 layers and 0 calls of packed attention"):
-            scorer(None, Ignoring(), *rows)
+            scorer(None, model, *rows)
     scorer.longest = 4
-    assert scorer(lambda *given, **more: "TRL's", Ignoring(), *rows) == "TRL's"
+    assert scorer(lambda *given, **more: "TRL's", model, *rows) == "TRL's"
+
+
+def test_rows_that_packing_hardly_shortens_and_rows_without_a_token_are_scored_as_trl_does_in_float32():
+    ids, mask = torch.arange(80).view(2, 40), torch.ones(2, 40, dtype=torch.long)
+
+    def scores(ids, mask):
+        theirs = torch.full((len(ids), 20), 9.0, dtype=torch.bfloat16)
+        return scorer_of()(lambda *rows, **others: (theirs, None, None), Labels(), ids, mask, 20, None, False)[0]
+
+    # Without a common prompt, packing leaves out 2 of 80 tokens. One row alone needs no mask if it is packed.
+    assert_close(scores(ids, mask), torch.full((2, 20), 9.0))
+    assert_close(scores(ids[:1], mask[:1]), -ids[:1, 20:].float())
+    assert_close(scores(ids[:1], mask[:1] * (torch.arange(40) < 20)), torch.full((1, 20), 9.0))
+
+
+# Two prompts of two tokens, each with a completion of two tokens and one of one.
+IDS = torch.tensor([[5, 6, 1, 2], [5, 6, 3, 0], [7, 8, 4, 9], [7, 8, 1, 0]])
+
+
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_scores_of_several_batches_return_to_their_rows(batch_size):
+    rows, completions = (IDS, (IDS > 0).long(), 2, batch_size), IDS[:, 2:].float()
+    with torch.no_grad():
+        for entropy in (True, False):
+            logps, entropies, aux_loss = scorer_of()(None, Labels(), *rows, entropy)
+            assert torch.equal(logps, -completions)
+            assert torch.equal(entropies, completions) if entropy else entropies is None
+            assert aux_loss is None
+
+
+def test_the_auxiliary_loss_counts_each_token_as_often_as_trls_rows_contain_it():
+    model = Labels()
+    scores = scorer_of()(None, model, IDS[:2], (IDS[:2] > 0).long(), 2, None, False, compute_aux_loss=True)
+    assert (scores[0].tolist(), scores[2]) == ([[-1, -2], [-3, 0]], 0.5)
+    assert model.mask == [2, *[1] * 5]  # the prompt's first token, and each completion after the prompt's last
 
 
 @pytest.mark.parametrize(
@@ -120,6 +164,5 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_or_of_trls_
     budget, batch_size, batches
 ):
     """Two prompts of 2 tokens, each with two completions of 2: packed they are 5 tokens, and a padded row is 4."""
-    scorer = PackedScorer(None, TokenBudget(budget, splits=True, is_single_process=True), [])
     ids = torch.tensor([[5, 6, 1, 1]] * 2 + [[7, 8, 1, 1]] * 2)
-    assert sorted(scorer._agree_on_batches(ids, torch.ones_like(ids), 2, batch_size)) == batches
+    assert sorted(scorer_of(budget)._agree_on_batches(ids, torch.ones_like(ids), 2, batch_size)) == batches
