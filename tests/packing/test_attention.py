@@ -167,6 +167,17 @@ def test_dropout_is_not_dropped(softcap):
     assert 0.3 < (thinned.mean(-1) - 1).abs().gt(1e-3).double().mean() <= 1
 
 
+def eager_attention_forward(*arguments, scaling, **others):
+    return scaling
+
+
+def test_rows_that_are_not_packed_have_the_eager_attention_of_the_models_own_file():
+    class Layer(torch.nn.Module):
+        config = SimpleNamespace(_attn_implementation=attention.EAGER)
+
+    assert packed_attention(Layer(), *states(), None, scaling=0.3) == 0.3
+
+
 def packed(config=None, mask=None, **given):
     """What `packed_attention` makes of these arguments, in the first layer of a model with this config."""
     module = torch.nn.Module()

@@ -10,6 +10,7 @@ from small_trainers import KINDS, SMALL, STEPS, relative, weights
 from torch import nn
 from torch.testing import assert_close
 
+from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable
 from grpo_math.packing.scoring import PackedScorer
@@ -91,6 +92,24 @@ def test_a_users_own_rope_is_tried_too(dtype, trained, ours):
     assert not packs(ours(model=model))
     model.model.rotary_emb.limit = 2**30
     assert packs(ours(model=model))
+
+
+def test_a_model_whose_layers_refuse_packed_rows_has_its_own_attention_again(ours):
+    model = tiny_model("llama")
+    trainer = ours(model=model)
+    assert model.config._attn_implementation == "packed_sdpa"
+    model.model.layers[1].self_attn.is_causal = False
+    assert not packs(trainer)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_with_attention_classes_of_its_own_is_not_packed(monkeypatch):
+    reasons, model = [], tiny_model("llama")
+    monkeypatch.setattr(model, "set_attn_implementation", lambda name: None)
+    monkeypatch.setattr(scoring, "switched_off", lambda *reason: reasons.append(reason))
+    args = SimpleNamespace(torch_compile=False, neftune_noise_alpha=None)
+    assert not scoring.agree_to_register([model], args, {})
+    assert reasons == [("packing", "LlamaForCausalLM has its own attention, which transformers cannot replace")]
 
 
 class Labels(nn.Module):
