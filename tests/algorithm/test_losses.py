@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 from trl import GRPOTrainer
 
 from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
-from grpo_math.algorithm.loss_metrics import LossMetrics
+from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import (
     KL_ESTIMATORS,
     SURROGATES,
@@ -473,8 +473,10 @@ def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_noth
     sent = []
     for gather in (lambda values: sent.append(values) or values, lambda values: torch.cat(sent[:2])):
         accelerator = SimpleNamespace(device="cpu", num_processes=2, gather=gather)
-        logged = [rank.reduce(accelerator, 1).metrics for rank in ranks]
-    assert logged == [{metrics.CLIP_HIGH: 0.5, metrics.CLIP_HIGHEST: 1.0, metrics.ENTROPY: 0.5}] * 2
+        results = [rank.reduce(accelerator, training_steps=3) for rank in ranks]
+    logged = {metrics.CLIP_HIGH: 0.5, metrics.CLIP_HIGHEST: 1.0, metrics.ENTROPY: 0.5}
+    # The losses 1 and 8, by two ranks and three training steps.
+    assert results == [StepResult(logged, policy_loss=1.5)] * 2
     # A step that computes nothing has no entropy, and of its completions none is clipped.
     nothing = step([False], torch.zeros(1, 1), 0)
     nothing.skipped = 4

@@ -127,6 +127,15 @@ def test_the_reference_of_a_bfloat16_adapter_is_bfloat16_too(small, made):
     assert {p.dtype for name, p in trainer.model.named_parameters() if ".ref" in name} == {torch.bfloat16}
 
 
+def test_the_second_adapter_changes_neither_the_base_weights_nor_the_random_numbers():
+    pissa = LoraConfig(target_modules=["0"], r=1, init_lora_weights="pissa")  # subtracts the adapter from the base
+    policy = get_peft_model(nn.Sequential(nn.Linear(2, 2)), pissa)
+    before = policy.base_model.model[0].base_layer.weight.clone(), torch.get_rng_state()
+    Reference(policy, None, steps=2)
+    assert torch.equal(policy.base_model.model[0].base_layer.weight, before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
 def test_a_trained_weight_outside_the_adapter_is_refused():
     policy = get_peft_model(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
     policy.base_model.model[1].weight.requires_grad_(True)

@@ -25,6 +25,13 @@ def test_the_lengths_of_ended_completions_have_no_tokens_of_tools_as_with_trl(ma
     assert values[metrics.TRUNCATED] == pytest.approx(1 / 3)
 
 
+def test_the_length_is_0_if_no_completion_has_ended_and_trls_metrics_stay_without_stop_strings():
+    here = SimpleNamespace(device="cpu", gather=lambda tensor: tensor)
+    values = STOPS.gather_metrics([[1, 1]], [True], here)
+    assert (values[metrics.TRUNCATED], values[metrics.ENDED_MEAN], values[metrics.ENDED_MAX]) == (1, 0, 0)
+    assert StopConditions(LETTERS, Request(), [ord(END)]).gather_metrics([[1, 1]], [True], here) == {}
+
+
 @pytest.mark.parametrize(
     "turns", [["7</a>"], ["</a>"], ["7</a>\n"], ["7" + END], ["7" + STOP], ["1", "tool", "7</a>"], ["1", END]]
 )

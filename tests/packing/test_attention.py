@@ -193,8 +193,8 @@ def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(mo
     packed(mask=torch.zeros(1, 1, 1, 1), use_cache=False, position_ids=torch.arange(TOKENS)[None], packed_calls=calls)
     assert calls == {"attention": 1}
     packed(scaling=0.3, dropout=0.5)
-    for window in (19, 18):
-        packed({"sliding_window": window}, sliding_window=window)
+    for window, more in ((19, {}), (18, {"layer_types": ["sliding_attention"]})):
+        packed({"sliding_window": window, **more}, sliding_window=window)
     packed({"sliding_window": 4, "use_sliding_window": False})
     packed({"_attn_implementation": "packed_eager"}, s_aux=8)
     none = AttentionParams()
