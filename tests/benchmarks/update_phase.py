@@ -1,7 +1,6 @@
 """The update of stock TRL against ours, on the same recorded rollouts, in one process.
 
     python tests/benchmarks/update_phase.py [--models embedded,qwen2-small] [--shapes gsm8k,short] [--runs 5] [--json]
-    python tests/benchmarks/update_phase.py --against CHECKOUT   # ours of another commit, in place of TRL
 
 A stock `GRPOTrainer` and a `MathGRPOTrainer` get the same weights, the same settings and one recorded rollout in place
 of generation and scoring. What is left of a step is the update: arranging the rows, forward and backward of every
@@ -13,9 +12,6 @@ step counts tokens and memory. If the gradients differ by more than `TOLERANCE`,
 rate moves no weight, so that every step sees the same weights. Our dry run of the longest rows is off: the dry run
 belongs to no update.
 
-``--against`` starts one process for each checkout and alternates their steps. The ratio is CHECKOUT / this one. On a
-busy machine the fastest steps say more than the median.
-
 Does not measure generation, grading, or several processes.
 """
 
@@ -25,8 +21,6 @@ import math
 import os
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -35,7 +29,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -50,9 +43,9 @@ from transformers import AutoModelForCausalLM, PrinterCallback, Qwen2Config, Tra
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
-import grpo_math
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.packing import attention
 
 QWEN2_SMALL = "qwen2-small"  # a random model of Qwen2.5's shape, 43M parameters
 OURS = partial(MathGRPOConfig, longest_first=False)
@@ -268,9 +261,6 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
     on, as in TRL's own defaults. Bytes are the peak of what the update allocates, beyond what is held before it.
     """
     precision = getattr(torch, fast_dtype() if dtype == "auto" else dtype)
-    # In the function: another checkout may have this module elsewhere.
-    from grpo_math.packing import attention
-
     disable_progress_bar()  # of loading weights, many times over
     warnings.simplefilter("ignore", FutureWarning)  # of transformers' own renamings
     attention.kernels_used.clear()
@@ -314,61 +304,9 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
     }
 
 
-def serve_steps(model: str, shape: Shape) -> None:
-    """Run a step of ours for each line of stdin, and print its seconds."""
-    warnings.simplefilter("ignore", FutureWarning)
-    with tempfile.TemporaryDirectory() as folder:
-        contestant = Contestant(MathGRPOTrainer, OURS, shape, _load(model, getattr(torch, fast_dtype())), 16, folder)
-        batch = rollout(shape, contestant.trainer.model.config.vocab_size)
-        contestant.step(batch)
-        for _ in sys.stdin:
-            contestant.step(batch)
-            print(SECONDS, contestant.seconds, flush=True)
-
-
-SECONDS = "seconds of a step:"
-
-
-def compare_checkouts(model: str, name: str, before: Path, runs: int) -> dict[str, Any]:
-    """Compare our update in the checkout ``before`` with this one. ``ratio`` is before / after."""
-    after = Path(grpo_math.__file__).parents[1]
-    command = [sys.executable, __file__, "--models", model, "--shapes", name, "--steps-on-request"]
-    processes = []
-    for checkout in (before, after):
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(command, env=environment, **pipes))
-    seconds = []
-    for process in processes * runs:
-        process.stdin.write("\n")
-        process.stdin.flush()
-        line = next((line for line in process.stdout if line.startswith(SECONDS)), None)
-        if line is None:
-            sys.exit(f"{process.args}: ended without an answer")
-        seconds.append(float(line.removeprefix(SECONDS)))
-    for process in processes:
-        process.communicate()
-    ratios = [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
-    return {
-        "model": model,
-        "name": name,
-        "before": str(before),
-        "ratio": statistics.median(ratios),
-        "ratios": ratios,
-        "ratio_of_fastest": min(seconds[::2]) / min(seconds[1::2]),
-        "seconds_before": statistics.median(seconds[::2]),
-        "seconds_after": statistics.median(seconds[1::2]),
-    }
-
-
 LINE = (  # of a terminal: TRL's figure before ours
     "{model} {dtype} {name}: {ratio:.2f}x as fast ({seconds_trl:.2f} / {seconds_ours:.2f} s), tokens {tokens_trl:,} / "
     "{tokens_ours:,}, peak {peak_bytes_trl:,} / {peak_bytes_ours:,} bytes, gradients off by {difference:.1e}"
-)
-
-COMPARED = (
-    "{model} {name}: {ratio:.3f}x as fast as before ({seconds_before:.2f} / {seconds_after:.2f} s), "
-    "by the fastest steps {ratio_of_fastest:.3f}x"
 )
 
 
@@ -378,18 +316,9 @@ def main() -> None:
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object a model and shape")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with ours of another commit")
-    parser.add_argument("--steps-on-request", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.steps_on_request:
-        serve_steps(options.models, SHAPES[options.shapes])
-        return
     for model, name in product(options.models.split(","), options.shapes.split(",")):
         # One at a time: an aborted run has printed something.
-        if options.against:
-            results = compare_checkouts(model, name, options.against.resolve(), options.runs)
-            print(json.dumps(results) if options.json else COMPARED.format(**results), flush=True)
-            continue
         results = {"name": name, **bench_update(model, SHAPES[name], runs=options.runs)}
         print(json.dumps(results) if options.json else LINE.format(**results), flush=True)
         assert results["same"], "the gradients differ: the ratio says nothing"
