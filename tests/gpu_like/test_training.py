@@ -49,16 +49,13 @@ def test_two_steps_end_with_the_weights_of_a_cpu(kind, tiny, tokenizer, tmp_path
     assert relative(on_gpu - before, here - before) < 1e-5
 
 
-def test_float32_weights_under_autocast_end_near_those_of_float32(tiny, tokenizer, tmp_path):
-    on_gpu, before = trained(tiny, tokenizer, tmp_path, False, bf16=True, gradient_checkpointing=True, peft_config=LORA)
-    here, _ = trained(tiny, tokenizer, tmp_path, True, peft_config=LORA)
-    assert on_gpu.dtype == torch.float32
-    assert 0 < relative(on_gpu - before, here - before) < 0.5
-
-
-def test_float16_trains_an_adapter_in_float32_with_a_loss_scale(tiny, tokenizer, tmp_path):
-    settings = {"fp16": True, "bf16": None, "peft_config": LORA, "logging_steps": 1}
-    on_gpu, before = trained(tiny, tokenizer, tmp_path, False, **settings)
+@pytest.mark.parametrize(
+    "precision",
+    [{"bf16": True, "gradient_checkpointing": True}, {"fp16": True, "bf16": None}],
+    ids=["bfloat16", "float16 with a loss scale"],
+)
+def test_an_adapter_in_float32_under_autocast_ends_near_that_of_float32(precision, tiny, tokenizer, tmp_path):
+    on_gpu, before = trained(tiny, tokenizer, tmp_path, False, **precision, peft_config=LORA)
     here, _ = trained(tiny, tokenizer, tmp_path, True, peft_config=LORA)
     assert on_gpu.dtype == torch.float32
     assert 0 < relative(on_gpu - before, here - before) < 0.5
