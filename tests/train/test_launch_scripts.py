@@ -161,8 +161,9 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
 
 
 @pytest.mark.slow
-def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(SERVED)
+@pytest.mark.parametrize("adapter", [True, False], ids=["adapter", "whole weights, which have a port of their own"])
+def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(adapter, cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED if adapter else SERVED.replace("use_peft: yes", "use_peft: no"))
     for name, others in (("commands/python", UNTIL_SERVED), ("served/vllm", 'echo >"$CALLS.server"\nsleep 60\n')):
         (tmp_path / name).write_text(
             f'#!/usr/bin/env bash\necho "{Path(name).name} on $CUDA_VISIBLE_DEVICES: $*" >>"$CALLS"\n{others}'
@@ -173,13 +174,5 @@ def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(cluster, tmp_p
     assert serve.startswith("vllm on 4,5: serve someone/model --host 127.0.0.1 ")
     assert train.startswith("python on 6,7: ")
     assert "--num_processes 2 " in train
-    assert "--vllm_group_port" not in train
-
-
-@pytest.mark.slow
-def test_a_job_that_sends_whole_weights_has_a_port_for_them(cluster, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(SERVED.replace("use_peft: yes", "use_peft: no"))
-    (tmp_path / "commands/python").write_text(f'#!/usr/bin/env bash\necho "python $*" >>"$CALLS"\n{UNTIL_SERVED}')
-    job = {**cluster, "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
-    (train,) = (line for line in submit("one_node", job, "recipe.yaml", "x") if line.startswith("python"))
-    assert f"--vllm_group_port {20000 + 3 * int(cluster['SLURM_JOB_ID']) + 2}" in train
+    port = f"--vllm_group_port {20000 + 3 * int(cluster['SLURM_JOB_ID']) + 2}"
+    assert ("--vllm_group_port" in train) == (port in train) == (not adapter)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from launching import ROOT, accelerate, run
-from small_runs import RUN, history
+from launching import ROOT
+from small_runs import history
 from small_vllm import SmallVLLM
 from transformers import LlamaConfig, TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
@@ -163,15 +163,3 @@ def test_transformers_fills_in_each_auto_of_a_deepspeed_file(path, tmp_path):
     zero = filled.config["zero_optimization"]
     assert (zero["overlap_comm"], zero["reduce_bucket_size"]) == (True, 64 * 64)
     assert zero.get("offload_optimizer", {}).get("pin_memory", False) == ("offload" in path.stem)
-
-
-@pytest.mark.full
-def test_the_config_of_one_gpu_launches_one_process(tiny, tmp_path):
-    run(
-        [
-            *(*accelerate("single_gpu", tmp_path), "-m", "grpo_math.train", *RUN),
-            *("--model_name_or_path", tiny(), "--output_dir", str(tmp_path / "run")),
-        ]
-    )
-    config = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
-    assert (config["distributed_type"], config["num_processes"]) == ("NO", 1)

@@ -173,24 +173,12 @@ def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, server, tmp_path):
         same(tmp_path / str(number), tmp_path / "whole")
 
 
-@pytest.mark.full
-def test_two_processes_under_zero2_go_on_bit_by_bit(tiny, tmp_path):
-    settings = {**LORA, "num_iterations": 2, "save_steps": 1, "max_steps": 6, "per_device_train_batch_size": 2}
-    command = launching.accelerate("zero2", tmp_path, "--num_processes", "2")
-    for name, position in (("whole", {}), ("killed", {"place": "update", "time": 6}), ("killed", {})):
-        job = {"arguments": arguments(tiny(), tmp_path / name, settings), **position}
-        done = program_of([job], tmp_path, *command, ok=not position)
-    assert "Resuming from" in done.stderr
-    assert {path.name for path in (tmp_path / "killed/checkpoint-6").glob("state_*")} == {"state_0.pt", "state_1.pt"}
-    same(tmp_path / "killed", tmp_path / "whole")
-
-
 SETS = [{"data": "generated:products", "n": 8}, {"data": "generated:sums", "n": 4, "samples": 2, "temperature": 1.0}]
 
 
 @pytest.mark.full
-def test_two_processes_under_zero3_keep_their_best_checkpoint_and_its_metrics(tiny, server, tmp_path):
-    """Evaluated by a stand-in for vLLM, and killed as the best checkpoint is named."""
+def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_and_its_metrics(tiny, server, tmp_path):
+    """Evaluated by a stand-in for vLLM, and killed as the best checkpoint is named, in the middle of a rollout."""
     asked = []
     server.sampling = lambda body: asked.append(body) if "seed" in body and body["n"] == 1 else None
     settings = {
@@ -198,6 +186,7 @@ def test_two_processes_under_zero3_keep_their_best_checkpoint_and_its_metrics(ti
         "vllm_server_base_url": server.url,
         "per_device_train_batch_size": 2,
         "max_steps": 4,
+        "num_iterations": 2,
         "eval_n": 4,
         "heldout_every": 1,
         "keep_best": True,
@@ -218,6 +207,7 @@ def test_two_processes_under_zero3_keep_their_best_checkpoint_and_its_metrics(ti
             of_best = load_file(whole / best["path"] / "adapter_model.safetensors")
             assert all(torch.equal(served[name], of_best[name]) for name in served.keys() | of_best.keys())
     same(killed, whole)
+    assert {path.name for path in (killed / "checkpoint-4").glob("state_*")} == {"state_0.pt", "state_1.pt"}
     for run_dir in (whole, killed):
         assert json.loads((run_dir / checkpoints.BEST).read_text()) == best
         assert [step for step, _ in checkpoints.checkpoints(run_dir)] == [4, best["step"]]
