@@ -29,6 +29,7 @@ def results(right, n=256, seed=0, **changes):
         rows.append(
             {
                 "id": f"sums-{i}",
+                "sample": 0,
                 "problem": f"What is {a} + {b}?",
                 "gold": str(a + b),
                 "completion": "I think that " * 4 if category == "truncated" else f"{a} + {b} = {answer}{marker}",

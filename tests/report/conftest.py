@@ -26,8 +26,9 @@ def run(tmp_path):
     (path / "after.json").write_text(json.dumps(results(RIGHT_AFTER, seed=1, adapter="adapter")))
     (path / "history.jsonl").write_text(FIVE_STEPS)
     (path / "config.yaml").write_text(
-        "model_name_or_path: org/SmolLM2-135M-Instruct\nseed: 3\nlearning_rate: 0.0003\nbaseline: group_mean\n"
-        "hub_token: hf_verysecret\npeft: {r: 16, targets: [q_proj, v_proj]}\ndistributed_type: 'NO'\nnum_processes: 1\n"
+        "model_name_or_path: org/SmolLM2-135M-Instruct\nseed: 3\nsave_steps: 20.0\n"
+        "learning_rate: 0.0003\nbaseline: group_mean\nhub_token: hf_verysecret\n"
+        "peft: {r: 16, targets: [q_proj, v_proj]}\ndistributed_type: 'NO'\nnum_processes: 1\n"
         "command: grpo-math demo\nversions: {trl: 1.16.0, torch: 2.9.0}\n"
     )
     write_completions(path, range(10, 81, 10))

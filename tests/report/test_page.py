@@ -68,8 +68,9 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
         "Show all 110 in the viewer From correct to wrong: 14 What is 1 + 2? gold answer 3 before 1 + 2 = 3" in changes
     )
     assert words(page, 'id="configuration">', "</section>") == (
-        "Configuration Command grpo-math demo Settings (9) model_name_or_path org/SmolLM2-135M-Instruct seed 3 "
-        'learning_rate 0.0003 baseline group_mean hub_token (not shown) peft.r 16 peft.targets ["q_proj", "v_proj"] '
+        "Configuration Command grpo-math demo Settings (10) model_name_or_path org/SmolLM2-135M-Instruct seed 3 "
+        "save_steps 20 learning_rate 0.0003 baseline group_mean hub_token (not shown) peft.r 16 "
+        'peft.targets ["q_proj", "v_proj"] '
         "distributed_type NO num_processes 1 Versions (2) trl 1.16.0 torch 2.9.0"
     )
     assert "hf_verysecret" not in page
