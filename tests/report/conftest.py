@@ -11,10 +11,15 @@ from grpo_math.report import page
 __all__ = ["script", "small"]
 
 
+SVGS = {}
+
+
 @pytest.fixture(autouse=True)
 def quick_to_draw(monkeypatch):
-    """No plot as PNG, which is a third of a report's time: test_plots.py draws."""
+    """Draw each plot of a page once, and none as PNG: drawing is most of a report's time. test_plots.py draws."""
+    svg = page.svg
     monkeypatch.setattr(page, "png", lambda drawn: b"")
+    monkeypatch.setattr(page, "svg", lambda *drawn: SVGS.get(repr(drawn)) or SVGS.setdefault(repr(drawn), svg(*drawn)))
 
 
 @pytest.fixture

@@ -179,6 +179,16 @@ OTHER["rows"][0]["id"] = HOSTILE
             id="an evaluation of the run, if training made none",
         ),
         pytest.param(
+            {
+                "after.json": results(
+                    RIGHT_AFTER, request={"template": "{problem}", "system_prompt": "Think <b>first</b>."}
+                )
+            },
+            ["<dd>{problem}</dd>", "<dd>Think &lt;b&gt;first&lt;/b&gt;.</dd>"],
+            [],
+            id="the template and the system prompt of the evaluation",
+        ),
+        pytest.param(
             {"before.json": ODD, "after.json": ODD},
             ["\\ud800 \\x00 \\x1b[31m \\x0b \\u202e1\\U000e0041"],
             ["\x00", "\x1b", "\u202e", "\U000e0041"],
@@ -290,10 +300,3 @@ def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run,
     steps, _, rows = read.notes
     assert steps == "the completions of one logged step in 3 are shown: the others are in completions/"
     assert rows == "Training completions: one row in 3 is shown; all rows are in the files"
-
-
-def test_the_page_names_the_template_and_the_system_prompt_of_the_evaluation(run):
-    asked = {"template": "{problem}", "system_prompt": "Think <b>first</b>."}
-    (run / "after.json").write_text(json.dumps(results(RIGHT_AFTER, seed=1, adapter="adapter", request=asked)))
-    header = words(page_of(run), "<header>", "</header>")
-    assert "prompt template {problem} system prompt Think <b>first</b>. problems" in header
