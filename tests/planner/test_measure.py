@@ -17,7 +17,7 @@ from grpo_math.planner.work import Work
 SMALL = {
     "hidden_size": 256,
     "intermediate_size": 768,
-    "num_hidden_layers": 5,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 1000,
@@ -62,12 +62,13 @@ def test_the_shipped_measurements_are_what_is_measured_now(settings, measuring):
 
 
 def test_what_cannot_be_measured_is_answered_by_the_reason(measuring):
-    chunked = {"model_type": "qwen2", **SMALL, "layer_types": ["chunked_attention"] * 5}
+    chunked = {"model_type": "qwen2", **SMALL, "layer_types": ["chunked_attention"] * 2}
     errors = [answer["error"] for answer in measuring(({}, None), (chunked, None))]
     assert "model_type" in errors[0]
     assert "layers of type 'chunked_attention'" in errors[1]
 
 
+@pytest.mark.slow
 def test_a_rope_that_reads_the_length_of_a_pass_is_planned_for_the_lengths_that_are_packed(
     measuring, monkeypatch, tmp_path
 ):
@@ -85,12 +86,13 @@ def test_a_rope_that_reads_the_length_of_a_pass_is_planned_for_the_lengths_that_
 
 
 def test_a_token_goes_through_two_of_four_experts(measuring):
-    experts = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
     (answer,) = measuring(({"model_type": "mixtral", **SMALL, **experts}, None))
     # Two layers, two experts that stand idle, three matrices.
     assert answer["total"] - answer["active"] == 2 * 2 * 3 * 256 * 768
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_is_measured_whole(measuring, tmp_path):
     whole = tiny_model("qwen3_5")
     whole.save_pretrained(tmp_path)
@@ -104,7 +106,8 @@ def fullest(measurement, work):
     return [at(measurement["forward"], work.sizes), max(at(line, work.sizes) for line in measurement["moments"])]
 
 
-@pytest.mark.parametrize("kind", [{}, pytest.param(LORA, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [{}, LORA], ids=["full", "lora"])
 def test_the_formula_says_what_another_row_takes(kind, measuring):
     config, work = {"model_type": "qwen2", **SMALL}, Work([(299, [500] * 4), (299, [500, 500, 40])])
     settings = how(kind, tiles=3)

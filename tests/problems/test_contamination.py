@@ -1,7 +1,7 @@
 """The overlap against brute force, on made-up copies, and on GSM8K and MATH."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_math.errors import ConfigError
@@ -42,6 +42,7 @@ TEXT = st.lists(st.sampled_from("abc"), min_size=1, max_size=6).map(" ".join)
 
 
 @given(st.lists(TEXT, min_size=1), st.lists(TEXT), st.integers(1, 4))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 def test_the_overlap_is_that_of_comparing_every_window_with_every_window(problems, training, n):
     windows = {text: [text.split()[i:][:n] for i in range(len(text.split()) - n + 1)] for text in problems + training}
     known = [window for text in training for window in windows[text]]

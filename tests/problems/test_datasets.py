@@ -466,12 +466,6 @@ def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
         RecipeProblems(settings).evaluation  # noqa: B018
 
 
-def test_instruction_and_input_are_one_problem(tmp_path):
-    row = {"instruction": "Solve the equation for x.", "input": "2x+6=20", "output": "x=7", "answer": "7"}
-    (loaded,) = load_problems(write(tmp_path / "alpaca.jsonl", row))
-    assert loaded["problem"] == "Solve the equation for x.\n2x+6=20"
-
-
 @pytest.mark.parametrize(("name", "comma"), [("a.tsv", "\t"), ("a.csv", ",")])
 def test_a_table_without_a_line_of_names_is_noticed(tmp_path, name, comma):
     (tmp_path / name).write_text(f"What is 3 + 4?{comma}7\nWhat is 1 + 1?{comma}2\n")

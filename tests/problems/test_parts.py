@@ -20,6 +20,7 @@ LAYOUTS = {
     "ASDiv": ({"body": PIES, "question": MANY, "answer": "7", "formula": "3+4=7"}, f"{PIES}\n{MANY}", "7"),
     "NumGLUE": ({"passage": PIES, "question": MANY, "answer": "7"}, f"{PIES}\n{MANY}", "7"),
     "TabMWP": ({"question": MANY, "table": "pies | 3", "choices": None, "answer": "7"}, f"pies | 3\n{MANY}", "7"),
+    "Alpaca": ({"instruction": MANY, "input": PIES, "output": "3+4=7", "answer": "7"}, f"{MANY}\n{PIES}", "7"),
     "a context that is empty": ({"context": "", "problem": SUM, "answer": "7"}, SUM, "7"),
     "a context that is in the problem": ({"context": "3 + 4", "problem": SUM, "answer": "7"}, SUM, "7"),
     "AQuA": ({"question": SUM, "options": ["A)6", "B)7", "C)8"], "rationale": "", "correct": "B"}, LETTERED, "B"),

@@ -151,6 +151,7 @@ def test_a_bar_is_for_many_rows_on_the_main_process(monkeypatch):
     assert stored.bar(rows, "reading", is_large=True) is rows
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_on_the_same_problems_of_a_table_and_of_a_list(file, monkeypatch):
     def problems():
         words = ["--dataset", str(file), "--output_dir", "run", "--skip_bad_rows", "--prompt_template", "python"]

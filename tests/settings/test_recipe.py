@@ -246,6 +246,15 @@ def test_an_integer_that_no_float_holds_is_refused():
         (["--max_new_token", "1"], "--max_new_token is not a setting: did you mean --max_completion_length?"),
         (["--reward_func", "1"], "--reward_func is not a setting: did you mean --rewards?"),
         (["--temprature", "1"], "--temprature is not a setting: did you mean --temperature?"),
+        *(
+            ([f"--{name}", "1"], f"--{name} is not a setting: did you mean --{field}?")
+            for name, field in {
+                "dataset_prompt_column": "columns",
+                "dataset_configs": "dataset",
+                "wandb_project": "project",
+                "hub_model_revision": "hub_revision",
+            }.items()
+        ),
         (["--dataset_mixture", "1"], "dataset_mixture='1' is of open-r1, not here: name one set in dataset"),
         (["--reward_funcs", "cosine"], "rewards='cosine' is of open-r1, not here: leave it out, or name your own as"),
         (["--language", "1"], "--language is not a setting: grpo-math train --help-all lists them"),

@@ -145,20 +145,6 @@ def test_two_names_of_one_setting_that_say_the_same_or_of_which_one_is_off_are_o
 
 
 @pytest.mark.parametrize(
-    ("name", "field"),
-    [
-        ("dataset_prompt_column", "columns"),
-        ("dataset_configs", "dataset"),
-        ("wandb_project", "project"),
-        ("hub_model_revision", "hub_revision"),
-    ],
-)
-def test_a_renamed_field_of_open_r1_is_a_hint(name, field):
-    (problem,) = read([f"--{name}", "x"]).problems
-    assert str(problem) == f"--{name} is not a setting: did you mean --{field}?"
-
-
-@pytest.mark.parametrize(
     ("words", "written", "template", "note"),
     [
         (["--dataset_name", "gsm8k"], {}, "as_is", "--dataset_name sets prompt_template to 'as_is', as in TRL"),
