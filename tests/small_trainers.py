@@ -33,20 +33,26 @@ KINDS = {
 CHARACTERS = ["<|im_start|>", "<|im_end|>", "<pad>", "\n", *map(chr, range(32, 127))]
 
 
-def save_small(folder):
-    """Save a random llama whose tokens are characters. A step of its training takes a few milliseconds."""
-    vocabulary = {character: number for number, character in enumerate(CHARACTERS)}
+def character_tokenizer(*more, template=SMOLLM2_TEMPLATE):
+    """Return a tokenizer whose tokens are characters, and what ``more`` names."""
+    vocabulary = {token: number for number, token in enumerate([*CHARACTERS, *more])}
     characters = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=characters,
-        chat_template=SMOLLM2_TEMPLATE,
+        chat_template=template,
         bos_token="<|im_start|>",
         eos_token="<|im_end|>",
         pad_token="<pad>",
         padding_side="left",
-    ).save_pretrained(folder)
+        additional_special_tokens=list(more),
+    )
+
+
+def save_small(folder):
+    """Save a random llama whose tokens are characters. A step of its training takes a few milliseconds."""
+    character_tokenizer().save_pretrained(folder)
     model = small_model(
         scale=6.0,
         hidden_size=16,

@@ -2,16 +2,8 @@
 
 import torch
 from PIL import Image
-from small_trainers import CHARACTERS
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
-    PreTrainedTokenizerFast,
-)
+from small_trainers import CHARACTERS, character_tokenizer
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 IMAGE = "<image>"
@@ -25,20 +17,8 @@ TEMPLATE = (
 
 def small_llava(folder):
     """Save the model, and return its folder and its processor."""
-    vocabulary = {character: number for number, character in enumerate([*CHARACTERS, IMAGE])}
-    raw = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
-    raw.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    raw.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<pad>",
-        padding_side="left",
-        additional_special_tokens=[IMAGE],
-        chat_template=TEMPLATE,
-    )
-    tokenizer.image_token, tokenizer.image_token_id = IMAGE, vocabulary[IMAGE]
+    tokenizer = character_tokenizer(IMAGE, template=TEMPLATE)
+    tokenizer.image_token, tokenizer.image_token_id = IMAGE, len(CHARACTERS)
     size = {"height": 28, "width": 28}
     processor = LlavaProcessor(
         image_processor=LlavaImageProcessorPil(size={"shortest_edge": 28}, crop_size=size),
@@ -49,12 +29,12 @@ def small_llava(folder):
         chat_template=TEMPLATE,
     )
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {"vocab_size": len(vocabulary), "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}
+    text = {"vocab_size": len(CHARACTERS) + 1, "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1}
     torch.manual_seed(0)
     config = LlavaConfig(
         text_config=LlamaConfig(**sizes, **text, pad_token_id=2, num_key_value_heads=2),
         vision_config=CLIPVisionConfig(**sizes, image_size=28, patch_size=14, projection_dim=16),
-        image_token_index=vocabulary[IMAGE],
+        image_token_index=len(CHARACTERS),
         image_seq_length=4,
     )
     model = LlavaForConditionalGeneration(config)

@@ -50,29 +50,34 @@ def planned(capsys, *options):
     return json.loads(capsys.readouterr().out)
 
 
-def test_a_plan_of_the_same_recipe_uses_all_that_was_measured(card, capsys):
-    answer = planned(capsys)
+@pytest.mark.parametrize(
+    ("options", "fragmentation", "words"),
+    [
+        ([], 0.01, "measured on this card on 2026-11-29 with torch 2.13.0; 8 GB card"),
+        (
+            ["--gradient_checkpointing", "false", "--max_completion_length", "256"],
+            FRAGMENTATION["transformers"],
+            "rates measured on this card on 2026-11-29 with torch 2.13.0, the shares never; 8 GB card with 50 TFLOP/s",
+        ),
+    ],
+    ids=["the same recipe", "another recipe, which uses the rates alone"],
+)
+def test_a_plan_uses_what_was_measured(options, fragmentation, words, card, capsys):
+    answer = planned(capsys, *options)
     terms = answer["phases"]["training"]
     allocated = sum(size for term, size in terms.items() if term not in ("CUDA_context", "fragmentation"))
     assert terms["CUDA_context"] == GB
-    assert terms["fragmentation"] == int(0.01 * allocated)
-    assert answer["seconds"]["assumed"].startswith("measured on this card on 2026-11-29 with torch 2.13.0; 8 GB card")
-    for low, high in answer["seconds"]["ranges"].values():
+    assert terms["fragmentation"] == int(fragmentation * allocated)
+    assert answer["seconds"]["assumed"].startswith(words)
+
+
+def test_a_plan_prints_what_was_measured_next_to_what_it_says(card, capsys):
+    for low, high in planned(capsys)["seconds"]["ranges"].values():
         assert high <= 1.5 * low
     main(PLAN[:-1])
     printed = capsys.readouterr().out
     assert "measured on this card on 2026-11-29 with torch 2.13.0" in printed
     assert "training, seconds              plan 4 to 10, measured 6" in printed
-
-
-def test_a_plan_of_another_recipe_uses_the_rates_alone(card, capsys):
-    answer = planned(capsys, "--gradient_checkpointing", "false", "--max_completion_length", "256")
-    terms = answer["phases"]["training"]
-    allocated = sum(size for term, size in terms.items() if term not in ("CUDA_context", "fragmentation"))
-    assert terms["CUDA_context"] == GB
-    assert terms["fragmentation"] == int(FRAGMENTATION["transformers"] * allocated)
-    words = "rates measured on this card on 2026-11-29 with torch 2.13.0, the shares never; 8 GB card with 50 TFLOP/s"
-    assert answer["seconds"]["assumed"].startswith(words)
 
 
 def test_without_any_calibration_nvidia_smi_is_not_asked(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
 """Colocated vLLM with one copy of the base and with two, on a CPU: one_copy.py RECORD MODEL ..., for test_shared.py.
 
 Each model is trained twice for two steps. RECORD has for each what was sampled, the trained adapter, the share of base
-parameters in the engine's memory, the memory that the trainer took, the answers of an evaluation, and a hash
-of the exported model.
+parameters in the engine's memory, the memory that the trainer took, and the answers of an evaluation.
 
 A run on one copy of the first model is killed in its second step and resumed. Each run has a process of its own,
 because a second trainer would use memory that the first one has freed.
@@ -17,7 +16,6 @@ import os
 import signal
 import sys
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -34,9 +32,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from grpo_math import evaluate
-from grpo_math.errors import ConfigError
 from grpo_math.generation.shared import storage_address, storage_addresses
-from grpo_math.report import merged
 
 
 def resident_bytes() -> int:
@@ -81,7 +77,9 @@ def new_trainer(model: str, run_dir: Path, targets: str = "all-linear", in_4bit:
 def adapter_hashes(trainer) -> dict[str, str]:
     """Return a hash of each tensor of the adapter."""
     named = trainer.accelerator.unwrap_model(trainer.model).named_parameters()
-    return {name: hash_bytes(p.detach().float().numpy().tobytes()) for name, p in named if "lora_" in name}
+    return {
+        name: hashlib.sha1(p.detach().float().numpy().tobytes()).hexdigest() for name, p in named if "lora_" in name
+    }
 
 
 def in_child(function, *args, **kwargs):
@@ -92,10 +90,6 @@ def in_child(function, *args, **kwargs):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     return json.loads(result.read_text())
-
-
-def hash_bytes(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
 
 
 def resumed(model: str) -> dict[str, str]:
@@ -110,16 +104,6 @@ def resumed(model: str) -> dict[str, str]:
     trainer = new_trainer(model, run_dir, **settings)
     trainer.train(resume_from_checkpoint=True)
     return adapter_hashes(trainer)
-
-
-def exported(trainer, model: str) -> str:
-    """Return a hash of the model that `grpo-math export` writes."""
-    run_dir = Path(trainer.args.output_dir)
-    (run_dir / "config.yaml").write_text(f"model_name_or_path: {model}\n")
-    trainer.save_model(str(run_dir / "adapter"))
-    folder = run_dir / "merged"
-    merged.run(Namespace(run_dir=str(run_dir), merge=str(folder), gguf=None, checkpoint=None))
-    return hash_bytes((folder / "model.safetensors").read_bytes())
 
 
 def run(model: str, **settings):
@@ -152,14 +136,8 @@ def run(model: str, **settings):
 
 def trained(model: str, **settings) -> dict:
     trainer, record = run(model, **settings)
-    record["exported"] = exported(trainer, model)
     rows = [{"id": str(i), "prompt": prompt, "answer": "7"} for i, prompt in enumerate(PROMPTS)]
     record["answers"] = [row["completion"] for row in evaluate(trainer, rows)["rows"]]
-    record["merging"] = ""
-    try:
-        trainer.accelerator.unwrap_model(trainer.model).merge_adapter()
-    except ConfigError as error:
-        record["merging"] = str(error)
     return record
 
 
