@@ -162,15 +162,10 @@ def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("reward", "level"), [("exact", "info"), ("bonus", "warning"), ("nothing", None)])
-def test_doctor_prints_one_line(reward, level, here):
+def test_doctor_prints_one_line_with_the_figure_of_attack(reward, level, here, capsys):
     words = ["--rewards", f"own_functions:{reward}", "--dataset", "mine.jsonl", "--prompt_template", "think"]
     settings = read(words if reward == "bonus" else words[:-2])
-    assert [finding.level for finding in attack.check(Setup(settings))] == ([level] if level else [])
-
-
-def test_doctor_gives_the_figure_of_attack(here, capsys, monkeypatch):
-    monkeypatch.setattr(attack, "PROBLEMS", 8)
-    words = ["--rewards", "gsm8k", "--dataset", "generated:sums"]
-    assert main(["attack", *words, "--json"]) == 0
-    (finding,) = attack.check(Setup(read(words)))
-    assert finding.message == f"attacked: {json.loads(capsys.readouterr().out)['best']}"
+    findings = [*attack.check(Setup(settings))]
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    if level == "info":
+        assert findings[0].message == f"attacked: {attacked(capsys, *words[:2])[1]['best']}"

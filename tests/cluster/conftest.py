@@ -83,8 +83,7 @@ def folder(tmp_path, tiny):
     for name in ("accelerate_configs", "launch"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "deepspeed").mkdir()
-    for stage in ("zero2", "zero3"):
-        for_cpu(ROOT / f"deepspeed/{stage}.json", tmp_path / "deepspeed")
+    for_cpu(ROOT / "deepspeed/zero3.json", tmp_path / "deepspeed")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "model_name_or_path": tiny()}))
     return tmp_path
 
