@@ -20,7 +20,7 @@ RECIPE = {
     "lora_dropout": 0.0,
     "lora_target_modules": ["q_proj", "v_proj"],
     "dataset": "generated:sums",
-    "rewards": ["rewards:letters_slowly"],
+    "rewards": ["faulty:letters_slowly"],
     "use_cpu": True,
     "bf16": False,
     "max_steps": 12,

@@ -203,19 +203,9 @@ def test_a_card_that_is_not_one_gets_a_sentence(name, line):
         card_of(name)
 
 
-@pytest.mark.parametrize(("model", "gb"), [("Qwen/Qwen2.5-1.5B", 8), ("Qwen/Qwen2.5-7B", 24)])
-def test_one_copy_of_the_base_is_proposed_and_counted_once(model, gb):
-    recipe = {"model_name_or_path": model, "dtype": "bfloat16", "lora_dropout": 0.0, "max_completion_length": 512}
-    recipe |= {"use_peft": True, "lora_target_modules": "all-linear", "vllm_max_model_length": 1024}
-    recipe |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    machine = {"gpus": 1, "gpu_gb": gb, "cpu_gb": 64}
-    two = plan(recipe, **machine)
-    changes = {name: value for step in two["suggestions"] for name, value in step["change"].items()}
-    assert not two["fits"]
-    assert changes.pop("vllm_share_weights") is True
-    assert set(changes) == {"vllm_gpu_memory_utilization"}
-    one = plan({**recipe, "vllm_share_weights": True, **changes}, **machine)
-    assert one["fits"]
+def test_one_copy_of_the_base_is_counted_once():
+    shared = {**WAYS["colocate"], "vllm_share_weights": True}
+    two, one = planned("Qwen/Qwen2.5-1.5B", WAYS["colocate"]), planned("Qwen/Qwen2.5-1.5B", shared)
     # In generation the base is in vLLM's share, and in the update nothing else of a sleeping vLLM is there.
     assert "base_weights" not in one["phases"]["generation"]
     assert one["phases"]["training"]["base_weights"] == one["phases"]["generation"]["vLLM_weights"]
@@ -223,7 +213,7 @@ def test_one_copy_of_the_base_is_proposed_and_counted_once(model, gb):
     # The weights of an engine that sleeps by itself are in main memory.
     assert two["main_memory"]["vLLM_weights"] == two["phases"]["generation"]["vLLM_weights"]
     assert "vLLM_weights" not in one["main_memory"]
-    awake = plan({**recipe, "vllm_share_weights": True, "vllm_enable_sleep_mode": False, **changes}, **machine)
+    awake = planned("Qwen/Qwen2.5-1.5B", {**shared, "vllm_enable_sleep_mode": False})
     assert "base_weights" not in awake["phases"]["training"]
 
 

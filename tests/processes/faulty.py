@@ -5,9 +5,18 @@ import signal
 import time
 from pathlib import Path
 
-from rewards import letters
-
 RANK = int(os.environ.get("RANK", 0))
+
+
+def letters(completions, **columns):
+    """Differs within a group, and needs no answer that is right."""
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+
+
+def letters_slowly(completions, **columns):
+    """The same, in a step that leaves time for a fault."""
+    time.sleep(0.4)
+    return letters(completions)
 
 
 def raises_on_one_rank(completions, trainer_state, **columns):
