@@ -203,7 +203,7 @@ def test_a_card_that_is_not_one_gets_a_sentence(name, line):
         card_of(name)
 
 
-def test_one_copy_of_the_base_is_counted_once():
+def test_one_copy_of_the_base_is_proposed_and_counted_once():
     shared = {**WAYS["colocate"], "vllm_share_weights": True}
     two, one = planned("Qwen/Qwen2.5-1.5B", WAYS["colocate"]), planned("Qwen/Qwen2.5-1.5B", shared)
     # In generation the base is in vLLM's share, and in the update nothing else of a sleeping vLLM is there.
@@ -215,6 +215,8 @@ def test_one_copy_of_the_base_is_counted_once():
     assert "vLLM_weights" not in one["main_memory"]
     awake = planned("Qwen/Qwen2.5-1.5B", {**shared, "vllm_enable_sleep_mode": False})
     assert "base_weights" not in awake["phases"]["training"]
+    (first, *_) = planned("Qwen/Qwen2.5-1.5B", WAYS["colocate"], gpu_gb=8)["suggestions"]
+    assert first["change"] == {"vllm_share_weights": True}
 
 
 def test_on_a_gpu_that_overflows_every_number_format_is_named(monkeypatch):
