@@ -213,7 +213,7 @@ class LastStarted:
 def failed_test(tests: list[str], copy: Path) -> str:
     """Run the tests in the copy, in a fork of this process, until one fails or hangs. Return its id, or ""."""
     last = copy.parent / "last"
-    last.write_text("no test")
+    last.write_text(tests[-1])  # if not even conftest.py can be imported
     child = multiprocessing.get_context("fork").Process(target=_run, args=(tests, copy))
     child.start()
     child.join(LIMIT)

@@ -288,16 +288,16 @@ def sharing(base):
 
 def test_a_shared_engine_has_the_policys_dtype_and_its_weights_do_not_sleep(colocated, policy, tmp_path):
     engine, settings = colocated
-    base = Mock(modules={}, locate=nullcontext)
+    base = Mock(modules={"model.experts": None}, locate=nullcontext)
     colocated_settings = {"mode": "colocate", "enable_sleep_mode": True, "max_model_length": 64}
     generation = generation_of(policy, None, tmp_path, sharing(base), **colocated_settings)
     assert settings["dtype"] == "float32"
     assert "moe_backend" not in settings
     for _ in range(2):
         generation.sync_weights()
+        # Checked once, when the model is prepared.
+        assert base.mock_calls == [call.attach(policy, torch.device("cpu")), call.check(policy)]
         generation.generate(PROMPTS, None, 1)
-    # Once, when the model is prepared.
-    assert base.mock_calls == [call.attach(policy, torch.device("cpu")), call.check(policy)]
     assert call.wake_up(tags=["weights"]) not in engine.mock_calls
     assert call.release_kv_cache_memory() in engine.mock_calls
 
