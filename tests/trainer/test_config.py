@@ -46,6 +46,10 @@ def test_dropout_with_stacked_experts_is_one_line(chars, tmp_path):
         build.build_trainer(config(MathGRPOConfig, tmp_path), model, [{"prompt": "x"}] * 4, chars, [letters])
 
 
+def test_a_log_level_may_be_in_capitals_as_those_of_logging_are(tmp_path):
+    assert config(MathGRPOConfig, tmp_path, log_level="WARNING").log_level == "warning"
+
+
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_card_that_only_emulates_bfloat16_trains_in_float32(computes, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

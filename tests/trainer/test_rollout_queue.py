@@ -78,6 +78,7 @@ def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_o
     assert (on_policy - hand).abs().max() > 1e-3
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1]
     assert lines(trainer)[0][metrics.SECONDS_SYNC] > 0
+    assert all(line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING] for line in lines(trainer))
     # A checkpoint has the next batch.
     resumed = trainer_of(server.url, small, chars, tmp_path, **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))

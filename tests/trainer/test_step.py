@@ -105,7 +105,7 @@ def test_a_call_that_was_interrupted_within_an_optimizer_step_leaves_nothing_to_
     assert counted == [4] * 3
 
 
-def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_sees_rows(ours):
+def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_sees_rows(ours, caplog):
     class Own(MathGRPOTrainer):
         def _prepare_inputs(self, batch):
             return super()._prepare_inputs(batch)
@@ -116,6 +116,7 @@ def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_see
         trainer = ours(trainer_class=trainer_class, **settings)
         trainer.train()
         assert trainer.entropy_coef == pytest.approx(0.011)
+    assert caplog.text.count("Switched off: shared updates: Own overrides _prepare_inputs;") == 1
 
 
 @pytest.mark.parametrize(

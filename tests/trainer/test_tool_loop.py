@@ -79,6 +79,8 @@ def test_scripted_calls_end_with_trls_weights(settings, calls, ours, chars):
     line = next(line for line in here.state.log_history if metrics.CALLED in line)
     # Six of eight call, some of them twice; one call takes too long.
     assert (line[metrics.CALLED], line[metrics.TIMEOUT_FREQUENCY]) == pytest.approx((6 / 8, 1 / calls))
+    # The calls of "1" and "2" write their results. The result that is too long is in no message.
+    assert line[metrics.ECHO_FREQUENCY] == pytest.approx(2 / (calls - 1))
 
 
 def test_the_tokenizer_is_the_one_given_or_else_the_models(ours, chars, small):
