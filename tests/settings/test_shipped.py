@@ -80,3 +80,8 @@ def test_a_shipped_recipe_with_rewards_pays_nothing_to_a_policy_that_does_not_de
         tried.setdefault("3 candidates", []).append(example_completion(candidates, template))
     del tried["two answers"]  # the last one may count, as below
     assert {name: output for name, texts in tried.items() if (output := paid(rewards, template, texts, problems))} == {}
+
+
+@pytest.mark.parametrize("path", [*RECIPES, ROOT / "examples/own_reward.yaml"], ids=lambda p: p.stem)
+def test_a_shipped_recipe_states_the_epsilon_that_its_figures_were_measured_with(path):
+    assert yaml.safe_load(path.read_text())["advantage_eps"] == 1e-6
