@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grpo_math import cli
@@ -317,6 +317,7 @@ def test_a_file_that_is_not_a_recipe_is_refused_in_one_line(text, message, tmp_p
     | st.lists(st.text())
     | st.dictionaries(st.text(), st.integers()),
 )
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 def test_whatever_a_recipe_holds_is_refused_in_words_or_taken_and_the_same_when_written_and_read(
     tmp_path_factory, name, value
 ):
