@@ -69,7 +69,7 @@ class Reference(TrainerCallback):
             with _gathered([source, target], writes=True):
                 target.copy_(source)
 
-    def save(self, folder: Path, writes: bool = True) -> None:
+    def save(self, folder: Path, writes: bool) -> None:
         """Save the reference. Every rank calls this, because ZeRO-3 gathers; only ranks with ``writes`` write."""
         tensors = {}
         for name, _, target in self._pairs():

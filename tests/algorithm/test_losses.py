@@ -466,7 +466,7 @@ def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_noth
             metrics.CLIP_HIGHEST: Metric(torch.tensor(clipped)[:, None].float(), Statistic.MAXIMUM),
             metrics.ENTROPY: Metric(values * 0.5),
         }
-        means.add(Loss(values.sum(), values.sum(), torch.zeros(2), logged), mask, rows)
+        means.add(Loss(values.sum(), values.sum(), torch.zeros(2), logged), mask, rows, weight=0.5)
         return means
 
     ranks = [step([False], torch.zeros(1, 1), 0), step([True, False], torch.ones(2, 4), 2)]
@@ -475,8 +475,8 @@ def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_noth
         accelerator = SimpleNamespace(device="cpu", num_processes=2, gather=gather)
         results = [rank.reduce(accelerator, training_steps=3) for rank in ranks]
     logged = {metrics.CLIP_HIGH: 0.5, metrics.CLIP_HIGHEST: 1.0, metrics.ENTROPY: 0.5}
-    # The losses 1 and 8, by two ranks and three training steps.
-    assert results == [StepResult(logged, policy_loss=1.5)] * 2
+    # Half of the losses 1 and 8, by two ranks and three training steps.
+    assert results == [StepResult(logged, policy_loss=0.75)] * 2
     # A step that computes nothing has no entropy, and of its completions none is clipped.
     nothing = step([False], torch.zeros(1, 1), 0)
     nothing.skipped = 4

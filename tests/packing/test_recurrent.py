@@ -42,6 +42,7 @@ class RenamedSums(nn.Module):
         if cache is not None:
             before = cache.get_recurrent_state(0, state_idx=0)
             sums = sums if before is None else sums + before
+            assert cache.is_recording_past(0)
             assert len(sums[0]) > 1, "a layer may change its state in place"
             cache.update_conv_state(hidden_states.transpose(1, 2), 0)
             cache.update_recurrent_state(sums[:, -1:], 0)

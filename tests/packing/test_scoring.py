@@ -118,9 +118,10 @@ class Labels(nn.Module):
     def __init__(self, layers=0):
         super().__init__()
         self.config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=layers))
+        self.masks = []
 
     def forward(self, shift_labels, attention_mask, **kwargs):
-        self.mask = attention_mask.flatten().tolist()
+        self.masks.append(attention_mask.flatten().tolist())
         labels = shift_labels.float()
         return SimpleNamespace(log_probs=-labels, entropy=labels, aux_loss=0.5)
 
@@ -157,12 +158,14 @@ def test_rows_that_packing_hardly_shortens_and_rows_without_a_token_are_scored_a
 IDS = torch.tensor([[5, 6, 1, 2], [5, 6, 3, 0], [7, 8, 4, 9], [7, 8, 1, 0]])
 
 
-@pytest.mark.parametrize("batch_size", [1, None])
-def test_scores_of_several_batches_return_to_their_rows(batch_size):
+@pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (None, 1)])
+def test_scores_of_several_batches_return_to_their_rows(batch_size, passes):
     rows, completions = (IDS, (IDS > 0).long(), 2, batch_size), IDS[:, 2:].float()
     with torch.no_grad():
         for entropy in (True, False):
-            logps, entropies, aux_loss = scorer_of()(None, Labels(), *rows, entropy)
+            model = Labels()
+            logps, entropies, aux_loss = scorer_of()(None, model, *rows, entropy)
+            assert len(model.masks) == passes
             assert torch.equal(logps, -completions)
             assert torch.equal(entropies, completions) if entropy else entropies is None
             assert aux_loss is None
@@ -172,7 +175,7 @@ def test_the_auxiliary_loss_counts_each_token_as_often_as_trls_rows_contain_it()
     model = Labels()
     scores = scorer_of()(None, model, IDS[:2], (IDS[:2] > 0).long(), 2, None, False, compute_aux_loss=True)
     assert (scores[0].tolist(), scores[2]) == ([[-1, -2], [-3, 0]], 0.5)
-    assert model.mask == [2, *[1] * 5]  # the prompt's first token, and each completion after the prompt's last
+    assert model.masks == [[2, *[1] * 5]]  # the prompt's first token, and each completion after the prompt's last
 
 
 @pytest.mark.parametrize(
