@@ -66,6 +66,7 @@ _SIGNS = str.maketrans(
         "٫": ".", "٬": ",",
     }
 )  # fmt: skip
+_UNIT_IN_BRACKETS = re.compile(rf"(?<=\d)\(({FOREIGN}{{1,4}})\)")  # 9×4=36（个）
 _DIGIT = re.compile(r"(?![0-9])\d")
 
 _VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
@@ -77,7 +78,7 @@ _TUPLE = r"[(\[](?:[^][(){}\s,]{1,20},\s?){1,4}[^][(){}\s,]{1,20}[)\]]"
 _ITEM = re.compile(
     rf"(?P<formula>{_FORMULA})|{_TUPLE}|\d{{1,3}}(?: \d{{3}})+(?![\d/-])|{FOREIGN}+"
     rf"|[{LATIN}]*[\u00c0-\u024f\u1e00-\u1eff][{LATIN}]*"
-    rf"|(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|(?!{FOREIGN})[^\s=$、])+|=",
+    rf"|(?![,;:])(?:\\[a-z]+\{{[^{{}}]{{0,60}}\}}|(?!{FOREIGN})[^\s=$、])+|=",
     re.DOTALL,
 )
 _NO_PROSE = re.compile(
@@ -332,9 +333,10 @@ def _in_our_signs(text: str) -> str:
     """Return the text with the digits, full stops and spaces of other scripts by one sign each."""
     if text.isascii():
         return text
-    return _DIGIT.sub(
+    text = _DIGIT.sub(
         lambda digit: str(unicodedata.decimal(digit.group())), unicodedata.normalize("NFC", text).translate(_SIGNS)
     )
+    return _UNIT_IN_BRACKETS.sub(r"\1", text)
 
 
 def _sentences(text: str) -> list[tuple[str, bool]]:

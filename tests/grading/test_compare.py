@@ -85,6 +85,8 @@ FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
         ("12 km", "12千米", RIGHT),
         ("12 km", "12米", WRONG),
         ("12", "12億", WRONG),
+        ("12", "12 oder mehr", Verdict.UNPARSEABLE),
+        ("12", "12 au total", RIGHT),
         ("x_1 = 2, x_2 = 3", "x₁=2, x₂=3", RIGHT),
         # ratios, times, bases
         ("3:4", "4:3", WRONG),

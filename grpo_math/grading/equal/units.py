@@ -18,7 +18,7 @@ import re
 
 from grpo_math.grading.equal.notation import SHORT_WORDS
 from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
-from grpo_math.grading.vocabulary import FOREIGN, LATIN, either, words
+from grpo_math.grading.vocabulary import FOREIGN, LATIN, whole_words, words
 
 Unit = dict[str, int]  # measure -> power
 
@@ -64,7 +64,8 @@ quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandth
 recurring factorials
 """.split()  # noqa: SIM905
 )
-_AFTER = re.compile(either("after"), re.IGNORECASE)
+# "12 oder mehr" is not 12. "12 au total" is 12 in French.
+_AFTER = re.compile(whole_words((words("after") | words("or")) - {"au"}), re.IGNORECASE)
 _FILLERS = SHORT_WORDS | words("harmless")
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
