@@ -84,6 +84,8 @@ FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
         ("12", "12 €", RIGHT),
         ("12 km", "12千米", RIGHT),
         ("12 km", "12米", WRONG),
+        ("5 ft", "5 Ft", RIGHT),
+        ("12", "12 с половиной", Verdict.UNPARSEABLE),
         ("12", "12億", WRONG),
         ("12", "12 oder mehr", Verdict.UNPARSEABLE),
         ("12", "12 au total", RIGHT),
@@ -126,6 +128,7 @@ def test_two_answers_are_compared_by_their_structure(gold, answer, verdict):
     [
         (r"\sqrt{12}", r"2\sqrt{3}", RIGHT),
         (r"\sqrt{2}", r"\sqrt{2.0000000001}", WRONG),
+        ("10", r"\frac{5!}{2!3!}", RIGHT),
         ("(x+1)^2", "x^2+2x+1", RIGHT),
         (r"\sqrt{x^2}", "x", WRONG),
         (r"\frac{1}{2004!}", r"\frac{1}{2006!}", WRONG),

@@ -150,7 +150,7 @@ class _Reader(Scanner):
                 factors = [Quotient(joined(Product, factors), self.signed())]
             elif self.starts_factor():
                 if (self.text[self.at] in DIGITS or self.text[self.at] == ".") and not (
-                    isinstance(factors[-1], Power) or notation.COEFFICIENT_POWER.match(self.text, self.at)
+                    isinstance(factors[-1], Power | Factorial) or notation.COEFFICIENT_POWER.match(self.text, self.at)
                 ):
                     raise Unreadable("two numbers side by side")
                 factors.append(self.power())

@@ -39,10 +39,10 @@ _PREFIXES = {
     "p": "pico",
 }
 _OTHER = """
-in inch inches|ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d|week wk
-month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre|hectare ha
-degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
-yuan CNY RMB 元|franc CHF|rouble ₽ RUB|lira ₺ TL|won ₩ KRW 원|dong ₫ VND|krona kr SEK NOK DKK|forint Ft|zł PLN
+in inch inches|ft Ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d
+week wk|month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre
+hectare ha|degree deg °|rad radian|dollar usd USD buck $|cent ¢|euro eur EUR €|sterling £ GBP|yen ¥ JPY|rupee ₹ Rs INR
+yuan CNY RMB 元|franc CHF|rouble ₽ RUB|lira ₺ TL|won ₩ KRW 원|dong ₫ VND|krona kr SEK NOK DKK|zł PLN
 mL ml мл 毫升|cL cl|dL dl|L л 升|km км 千米 公里|m м 米|cm см 厘米|mm мм 毫米|kg kilo кг 千克 公斤|g г 克|kW кВт 千瓦
 h ч 小时|s с 秒|min мин 分钟|atm atmosphere|knot|celsius|fahrenheit|M_\\odot|unit|light|dozen dozens
 """.replace("\n", "|").split("|")
