@@ -1,6 +1,7 @@
 """The state of a trainer in a checkpoint comes back: a run that stops, within a rollout too, loses nothing."""
 
 import random
+from dataclasses import asdict
 from unittest.mock import Mock
 
 import numpy
@@ -279,6 +280,17 @@ def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_
         for saved in (held, of_0_2):
             again.grpo_math.run.load_state_dict(saved)
             assert (again._buffered_inputs is not None) == is_kept
+
+
+def test_the_planned_steps_of_a_checkpoint_of_version_0_2_are_trained_as_they_are(ours):
+    trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
+    trainer.train()
+    updates = trainer.grpo_math.updates
+    loaded = updates._gather_window([asdict(step) for step in updates.window])
+    for step, expected in zip(loaded, updates.window, strict=True):
+        for one, other in zip(step.micro_batches, expected.micro_batches, strict=True):
+            assert (one.weight, one.completions) == (other.weight, other.completions)
+            torch.testing.assert_close(one.rows, other.rows, atol=0, rtol=0)
 
 
 def test_a_rank_without_a_file_takes_the_first_ones_only_between_two_rollouts(tmp_path):
