@@ -53,7 +53,8 @@ def test_a_probe_samples_the_problems_and_continues_their_beginnings_greedily(sm
     assert write_probe("sums", both)["memory"]["control"]["trained"]["n"] == 1
 
 
-TEXTS = 3
+TEXTS = 2
+STEPS = {"leaked": 20, "clean": 10, "form": 14, "skill": 14}
 SUMS = ["--data", "generated:sums", "--split", "heldout", "--n", "6"]
 TEMPLATE = "{problem} Give the number after ####."
 
@@ -80,7 +81,7 @@ def runs(smollm, tmp_path_factory):
         (folder / "config.yaml").write_text(
             f"model_name_or_path: {smollm}\nprompt_template: '{TEMPLATE}'\nmax_completion_length: 12\n"
         )
-        fine_tuned(smollm, tokenizer, rows, steps=30 if name == "leaked" else 20).save_pretrained(folder / "adapter")
+        fine_tuned(smollm, tokenizer, rows, steps=STEPS[name]).save_pretrained(folder / "adapter")
     return folders
 
 
