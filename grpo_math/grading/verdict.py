@@ -10,7 +10,7 @@ from typing import NamedTuple
 from grpo_math.errors import ConfigError
 
 # The version of the grader. Results of different versions are not comparable. Verdicts change only because of labelled
-# cases from outside this project, and each change increases this number.
+# cases, which tests/cases keeps, and each change increases this number.
 GRADER = 16
 
 
