@@ -8,10 +8,10 @@ grading_pairs.jsonl was tuned on. The unseen sets were graded once before anythi
     grading_pairs_unseen_3.jsonl  149    110      0      37      2     100.0%    98.7%   after that
 
 Their misses were then mended. grading_pairs_public.jsonl holds kinds of pairs from public data. The rows of
-grading_pairs_farm.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right spellings.
-grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
-in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty
-further languages, ten of which vocabulary.json lacks. Each row of grading_tongues_2.jsonl was decided wrongly once:
+grading_pairs_earlier.jsonl are answers that an earlier grader decided wrongly, each read by a person, and right
+spellings. grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
+in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty further languages,
+ten of which vocabulary.json lacks. Each row of grading_tongues_2.jsonl was decided wrongly once:
 several answers, negated choices, and units, decimals and intervals as other languages write them.
 """
 
@@ -58,13 +58,13 @@ def test_a_labelled_set_reaches_99_percent_precision_and_97_percent_right(name):
     assert len(misses) <= 0.03 * sum(map(len, rows.values())), misses
 
 
-@pytest.mark.parametrize("name", ["grading_pairs_farm.jsonl", "grading_pairs_rewritten.jsonl"])
+@pytest.mark.parametrize("name", ["grading_pairs_earlier.jsonl", "grading_pairs_rewritten.jsonl"])
 def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_not(name):
     rows = graded(name)
     assert len(rows[True, False]) <= 0.003 * len(rows[True, False] + rows[False, False]), rows[True, False]
     assert len(rows[False, True]) <= 0.005 * len(rows[False, True] + rows[True, True]), rows[False, True]
     # Each was decided wrongly once.
-    assert "farm" not in name or not rows[True, False] + rows[False, True]
+    assert "earlier" not in name or not rows[True, False] + rows[False, True]
 
 
 @pytest.mark.parametrize("name", ["grading_tongues.jsonl", "grading_tongues_2.jsonl"])
