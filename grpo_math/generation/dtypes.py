@@ -53,7 +53,11 @@ def automatic(settings: Mapping[str, Any], capability: float | None) -> dict[str
 
 
 def corrections(settings: Mapping[str, Any], capability: float | None, family: str = "") -> dict[str, Any]:
-    """Return the settings to change because the GPU, or the model's family, cannot compute in their formats."""
+    """Return the settings to change because the GPU, or the model's family, cannot compute in their formats.
+
+    >>> corrections({"dtype": "bfloat16", "bf16": True, "fp16": False, "use_peft": True}, 7.5)
+    {'dtype': 'auto', 'bf16': False, 'fp16': True}
+    """
     trained = {**settings, **automatic(settings, capability)}
     if overflow_report(family) and (trained["fp16"] or trained["dtype"] == "float16"):
         return FLOAT32

@@ -101,6 +101,9 @@ def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
         steps = planner(deepspeed=deepspeed).gather_planned(flat, BUDGET)
         assert [[(len(of.rows["advantages"]), of.weight) for of in step.micro_batches] for step in steps] == expected
         assert [(step.skipped_rows, step.skipped_tokens.item()) for step in steps] == [(4, 10), (4, 10)]
+    # The first and the last completion have no signal.
+    (step,) = planner().gather_planned([micro_batch(1, [0.0, 1.0, -1.0, 0.0])], BUDGET)
+    assert (step.skipped_rows, step.skipped_tokens.item()) == (2, 4 + 1)
 
 
 @pytest.mark.parametrize("loss_type", LOSSES)

@@ -176,6 +176,18 @@ def test_rows_without_a_gold_answer_have_what_is_known_and_the_users_own_columns
         assert list(table["problem_id"]) == list(table["prompt"])  # without ids
 
 
+def test_a_table_that_cannot_be_written_whole_leaves_no_file_and_ends_no_run(ours, tmp_path, monkeypatch):
+    def cut(table, path):
+        Path(path).write_bytes(b"PAR1")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(pandas.DataFrame, "to_parquet", cut)
+    trainer = ours("accuracy", ROWS, **TABLES)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert not [*(tmp_path / "completions").iterdir()]
+
+
 def test_a_stop_string_ends_a_completion_as_eos_does(ours, chars):
     ended = chars("    7 </answer>\n")["input_ids"]  # at the limit, which is 16
     cut = (chars("again and")["input_ids"] * 16)[:16]

@@ -6,12 +6,14 @@ from inspect import getsource
 from pathlib import Path
 
 import pytest
+import torch
 from peft import LoraConfig
 from small_trainers import KINDS, letters, relative, weights
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math.algorithm.losses import LossSettings
+from grpo_math.system import machine
 from grpo_math.trainer import loss_settings, trainer_parts
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.run_files import RunFiles
@@ -38,6 +40,17 @@ def test_a_subclass_may_use_any_other_name(name, ours):
     trainer = ours(trainer_class=Mine, max_steps=1)
     trainer.train()
     assert getattr(trainer, name) == "mine"
+
+
+def test_a_trainer_on_a_cpu_uses_the_physical_cores(ours, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(machine, "physical_cores", lambda: before + 1)
+    try:
+        ours()
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_reference_that_moves_is_a_callback_and_a_part(ours):
