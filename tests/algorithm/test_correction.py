@@ -78,6 +78,9 @@ def test_the_geometric_mask_is_a_mean_over_known_tokens_and_may_keep_the_weight_
     # A mean over one token, and over none.
     single = torch.tensor([[1.015, 1.0], [9.0, 1.0]]).log(), zeros[:2, :2], torch.tensor([[1, 0], [0, 0]])
     assert correction.sampler_weights(*single, settings).tolist() == [[0.0], [1.0]]
+    # The bounds are kept.
+    exact = replace(settings, geometric_mask_low=1.0, geometric_mask_high=1.0)
+    assert correction.sampler_weights(zeros, zeros, mask, exact).tolist() == [[1.0]] * 3
     settings = replace(settings, geometric_mask_weight="token_truncate", geometric_mask_high=1.02)
     expected = torch.tensor([[1.6, 1 / 1.55], [1.6, 1 / 1.6], [3.0, 0.25]])
     torch.testing.assert_close(correction.sampler_weights(logps, zeros, mask, settings)[:, :2], expected)

@@ -180,6 +180,11 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
     assert model.gather_from_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
 
 
+@pytest.mark.parametrize(("path", "name"), [("org/model", "org/model"), ("", "in memory")])
+def test_a_loaded_model_has_the_name_that_it_was_loaded_by(path, name):
+    assert backends.Model(SimpleNamespace(config=SimpleNamespace(_name_or_path=path))).name == name
+
+
 # The engine of a training
 
 
