@@ -176,7 +176,7 @@ def accumulate(
     loss_of: Callable[[MicroBatch], Tensor],
     model: Any,
     accelerator: Any,
-    deepspeed: bool = False,
+    deepspeed: bool,
 ) -> Tensor:
     """Return the loss of a training step, for the backward pass of its last micro-batch, which the caller does.
 

@@ -74,7 +74,7 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
     steps = ours.gather_planned(BATCHES, budget)
     assert [len(step.micro_batches) for step in steps] == ([2, 2] if budget == BUDGET else [0, 1])
     losses = [
-        accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None, ours.accelerator)
+        accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None, ours.accelerator, False)
         for step in steps
     ]
     # All but the last backward pass of each step, which the caller does.
@@ -137,7 +137,9 @@ def test_fsdp2_synchronises_in_the_last_backward_pass_if_the_training_step_does(
     model = SimpleNamespace(set_requires_gradient_sync=seen.append)
     accelerator.is_fsdp2, accelerator.gradient_state.sync_gradients = True, synchronises
     for n, expected in ((1, []), (2, [synchronises])):
-        accumulate([MicroBatch({}, 1.0, 1)] * n, lambda one: torch.ones((), requires_grad=True), model, accelerator)
+        accumulate(
+            [MicroBatch({}, 1.0, 1)] * n, lambda one: torch.ones((), requires_grad=True), model, accelerator, False
+        )
         assert seen == expected
 
 
