@@ -2,7 +2,7 @@ r"""The reading of a gold answer, its damage, and the plain number that a model 
 
 >>> golds = ["49,5", "65.990 €", "93 Äpfel", "(B)", "x^2", "ein Quadrat"]
 >>> [reading(gold) for gold in golds]
-['expression', 'expression', 'number', 'choice', 'expression', 'text']
+['expression', 'number', 'number', 'choice', 'expression', 'text']
 >>> [plain(gold, decimal_commas(golds)) for gold in golds[:4]]
 ['49.5', '65990', '93', 'B']
 """

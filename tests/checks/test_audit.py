@@ -170,13 +170,13 @@ def test_what_only_looks_odd_is_kept_and_its_numbers_are_written_bare(here, caps
         "gold answers in prose, which nobody can match": ([first + 3], True),
         "gold answers that are not correct against themselves": ([first + 3], True),
     }
-    assert (code, result["read_as"], result["left_out"]) == (0, {"number": 14, "expression": 3, "text": 1}, 0)
+    assert (code, result["read_as"], result["left_out"]) == (0, {"number": 15, "expression": 2, "text": 1}, 0)
     numbers = [row["answer"] for row in load_problems("clean.jsonl", columns="answer=bare_answer")]
     assert numbers == [*(gold for _, gold in GOOD), "49.5", "65990", "1234.50", "93", "93", "7"]
     assert audited(capsys, "--write_clean", "strict.jsonl")[1]["left_out"] == 1
     main(["audit", "mine.jsonl", "--tests", ""])
     out = capsys.readouterr().out
-    assert "as the grader reads them: 14 as a number ('4' = 4, '7' = 7, '10' = 10), 3 as an expression ('49,5', " in out
+    assert "as the grader reads them: 15 as a number ('4' = 4, '7' = 7, '10' = 10), 2 as an expression ('49,5', " in out
     assert "\n         line 13, '49,5': '49.5' is wrong\n         line 14, " in out
     assert main(["audit", "mine.jsonl", "--bare_numbers"]) == 2
 
