@@ -23,7 +23,7 @@ from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.lost_server import ServerUnavailable, one_line_for_lost_servers
 from grpo_math.generation.sync import AdapterGeneration, KeyedClient, adapter_sync, release_cache
 from grpo_math.generation.vllm_server import without_aborts
-from grpo_math.run import metrics
+from grpo_math.run import metrics, speed_ups
 from grpo_math.system.http import ServerError
 from grpo_math.system.machine import free_port
 from grpo_math.trainer.rollout_queue import RolloutQueue
@@ -320,6 +320,7 @@ def test_a_cache_gives_back_its_memory_while_the_weights_stay_in_place():
 
 
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):
+    speed_ups.forget()  # a reason is logged once in a process
     generation = synced(args={"staleness": 1})
     trainer = SimpleNamespace(model=Mock(training=True), state=Mock(global_step=0), _step=0, vllm_generation=generation)
     queue = object.__new__(RolloutQueue)
