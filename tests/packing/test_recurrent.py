@@ -69,7 +69,7 @@ def test_the_cache_keeps_the_last_inputs_of_each_convolution_of_a_layer():
     assert states.update_conv_state(inputs[..., :1], 0, conv_kernel_size=2).tolist() == [[[2, 3, 1]]]
     assert states.get_conv_state(0).tolist() == [[[3, 1]]]
     assert (states.has_previous_state(0), states.has_previous_state(0, state_idx=1)) == (True, False)
-    # A kernel that is longer than the inputs, and a layer that keeps no more than it needs.
+    # A kernel longer than the inputs gets zeros in front. Without a kernel size, all inputs are kept.
     for size, kept in ((5, [0, 0, 1, 2, 3]), (None, [1, 2, 3])):
         states = recurrent.States()
         states.update_conv_state(inputs, 0, state_idx=1, conv_kernel_size=size)
