@@ -10,7 +10,7 @@ import copyreg
 import re
 from typing import Any
 
-from grpo_math.redact import HIDDEN, is_secret, without_secrets
+from grpo_math.system.redact import HIDDEN, is_secret, without_secrets
 
 SHOWN = 200  # characters of a value
 LONGEST = 2000  # characters of a printed error

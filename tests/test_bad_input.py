@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.reading import read_json
 from grpo_math.system import streams
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.reading import read_json
+from grpo_math.system.yaml_files import read_yaml
 
 PROGRAM = [sys.executable, "-m", "grpo_math.cli"]
 BASE = "model_name_or_path: embedded\ndataset: generated\n"

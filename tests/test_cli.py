@@ -59,7 +59,7 @@ def test_help_is_a_command_and_a_run_needs_no_option(capsys):
 def test_a_command_on_a_full_disk_ends_with_one_line(monkeypatch, capsys):
     """`export` gets this exception from safetensors."""
     full = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
-    monkeypatch.setattr("grpo_math.report.merged.run", Mock(side_effect=full))
+    monkeypatch.setattr("grpo_math.commands.export.run", Mock(side_effect=full))
     assert main(["export", "runs/demo", "--merge", "merged"]) == 2
     line = (
         "error: a file could not be written (Error while serializing: I/O error: No space left on device (os error 28))"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import RewardError
-from grpo_math.user_functions import call_on_example, is_user_function, tensor_from
+from grpo_math.system.user_functions import call_on_example, is_user_function, tensor_from
 
 
 def group_mean(rewards: Tensor) -> Tensor:

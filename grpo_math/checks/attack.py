@@ -1,4 +1,4 @@
-r"""`grpo-math attack`: what the rewards pay for completions that know nothing, compared with a right answer.
+r"""What the rewards pay for completions that know nothing, compared with a right answer.
 
 An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
 number of the problem, or no answer. Some repeat a formula of the problem. The others offer k candidates, of which one
@@ -13,7 +13,6 @@ is judged.
 Does not ask a model, and does not find a hole that none of these texts has.
 """
 
-import argparse
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,15 +23,10 @@ from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
 from grpo_math.checks.check_rewards import SURE, gradable, graded, other_answer, summed
-from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError, escaped
 from grpo_math.grading import Verdict
 from grpo_math.grading.formats import FORMATS
-from grpo_math.rewards import REWARDS
-from grpo_math.settings import recipe
-from grpo_math.settings.shipped import target_options
-from grpo_math.system.streams import Answer
 
 SECONDS = 20.0
 PROBLEMS = 64
@@ -82,21 +76,6 @@ class Attack(NamedTuple):
     def texts(self, rows: Sequence[Any]) -> list[tuple[Any, str]]:
         """Return each text with its problem."""
         return [(row, self.form.replace(PLAIN, answer)) for row in rows for answer in self.answers(row)]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="RECIPE", help="a recipe, or a reward: a name or module:function")
-
-
-def run(args: argparse.Namespace) -> Answer:
-    """Attack the rewards of a recipe, or one reward function."""
-    is_reward = ":" in (args.config or "") or args.config in REWARDS
-    words = target_options(args.config, "--rewards", REWARDS, is_reward)
-    read = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem()
-    # The note is dropped: an error about the data names the reason.
-    cache_only([read.values["dataset"]])
-    result = attack(Setup(read))
-    return Answer(result, "\n".join(lines(result)), result["ok"])
 
 
 def check(setup: Setup) -> Iterator[Finding]:

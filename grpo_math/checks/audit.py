@@ -1,4 +1,4 @@
-r"""`grpo-math audit`: the rows of a data set that teach nothing or something wrong, each with its line and the reason.
+r"""The rows of a data set that teach nothing or something wrong, each with its line and the reason.
 
 row_kinds.py has the faults of a single row. Here are those of rows that are compared: gold answers that contradict or
 do not equal themselves, problems that repeat each other or are in a test set, prompts that are too long.
@@ -7,7 +7,6 @@ do not equal themselves, problems that repeat each other or are in a test set, p
 Does not ask a model, and does not know whether a gold answer is right.
 """
 
-import argparse
 import json
 import re
 from collections import Counter
@@ -41,13 +40,9 @@ from grpo_math.problems import contamination, stored
 from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.prompts import AS_IS
-from grpo_math.problems.sources import SOURCES, hub_id, source_name
+from grpo_math.problems.sources import source_name
 from grpo_math.problems.stored import Stored, bar, batches
-from grpo_math.reading import is_table
 from grpo_math.run.files import replace_text
-from grpo_math.settings import recipe
-from grpo_math.settings.shipped import target_options
-from grpo_math.system.streams import Answer
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -72,38 +67,22 @@ class Fault(NamedTuple):
     example: str
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--config", metavar="RECIPE", help="a recipe, or the name or file of a data set")
-    add("--write_clean", metavar="FILE", help="write the rows that can teach, and FILE.left_out.jsonl")
-    add("--bare_numbers", action="store_true", help=f"write each gold answer's number in the column {COLUMN}")
-    add("--tests", default=TESTS, help=f"sets that must not overlap (default: {TESTS})")
-    add("--prompt_tokens", type=int, default=PROMPT_TOKENS, metavar="N", help="the longest problem (default: 512)")
+def audit(
+    settings: Mapping[str, Any], tests: str, prompt_tokens: int, clean: str | None, bare_numbers: bool
+) -> tuple[dict[str, Any], str]:
+    """Audit the data set of a recipe, and write the clean rows to ``clean``. Return the result, and the result as text.
 
-
-def run(args: argparse.Namespace) -> Answer:
-    """Audit the data set, and write the clean rows if a file is named."""
-    target = args.config
-    is_recipe = Path(target or "").suffix in (".yaml", ".yml")
-    is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
-    words = target_options(target, "--dataset", SOURCES, bool(is_data))
-    settings = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem().values
-    clean = args.write_clean
-    if clean and Path(clean).exists():
-        raise ConfigError("write_clean", clean, "exists", "name a new file")
-    if args.bare_numbers and not clean:
-        raise UserError("--bare_numbers writes a column: give --write_clean FILE")
-    if clean and not clean.endswith(".jsonl"):
-        raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    note = cache_only([settings["dataset"], *args.tests.split(",")])
+    ``tests``: the data sets that must not overlap. ``prompt_tokens``: the longest prompt.
+    """
+    note = cache_only([settings["dataset"], *tests.split(",")])
     notes = [note] if note else []
     data, n, rows, faults = read(settings)
     golds = [row["answer"] for row in rows]
     commas = decimal_commas(golds)
-    faults += [*row_faults(rows, args.prompt_tokens, commas), *overlap_faults(rows, args.tests, settings, notes)]
+    faults += [*row_faults(rows, prompt_tokens, commas), *overlap_faults(rows, tests, settings, notes)]
     common = most_common(golds)
     faults.sort(key=lambda fault: fault.line)
-    bare = {row["line"]: plain(row["answer"], commas) for row in rows} if args.bare_numbers else {}
+    bare = {row["line"]: plain(row["answer"], commas) for row in rows} if bare_numbers else {}
     # A number in a column of its own replaces the words.
     mended = {row["line"] for row in rows if bare[row["line"]] != row["answer"]} if bare else set()
     left_out = [
@@ -122,7 +101,7 @@ def run(args: argparse.Namespace) -> Answer:
         "notes": notes,
         "files": write_clean(clean, data, left_out, bare) if clean else [],
     }
-    return Answer(result, "\n".join(lines(result, read_as)), result["ok"] or bool(clean))
+    return result, "\n".join(lines(result, read_as))
 
 
 def by_kind(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:

@@ -18,9 +18,9 @@ from grpo_math.generation.models import check_reference, config_file, context_le
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
-from grpo_math.reading import read_json, read_object
 from grpo_math.settings.recipe import read
 from grpo_math.settings.vllm import teacher_url
+from grpo_math.system.reading import read_json, read_object
 from grpo_math.system.streams import Answer
 
 SECONDS = 30.0  # time limit of a request to a teacher

@@ -29,7 +29,7 @@ from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
 from grpo_math.settings.rules import surrogate_of
-from grpo_math.user_functions import start
+from grpo_math.system.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards

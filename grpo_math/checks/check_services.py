@@ -15,10 +15,10 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.vllm_server import SUPPORTED, TRL_SUPPORTED, Server
 from grpo_math.problems.sources import hub_id
-from grpo_math.reading import is_folder
 from grpo_math.settings.vllm import generates, sends_adapter
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import ServerError, reachable
+from grpo_math.system.reading import is_folder
 
 SECONDS = 5.0  # time limit of a request
 

@@ -1,4 +1,4 @@
-"""`grpo-math doctor`: check a run before it starts, and print each finding at once.
+"""Check a run before it starts: the findings of `grpo-math doctor`, one after another.
 
 The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer. After an
 error, the later stages are left out.
@@ -6,49 +6,15 @@ error, the later stages are left out.
 Loads no weights, and writes nothing.
 """
 
-import argparse
 import os
 from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
-from grpo_math.checks.check_model import show
 from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.settings import accelerate, recipe
-from grpo_math.system.gpus import first_gpus
-from grpo_math.system.streams import Answer
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
-    parser.add_argument(
-        "--show", type=int, metavar="N", help="show only the prompts of the first N problems, as tokens"
-    )
-    parser.add_argument("--gpus", type=int, metavar="N", help="check a run on the first N GPUs of this machine")
-    parser.add_argument("--accelerate_config", metavar="FILE", help="a file, or the name of one in accelerate_configs/")
-
-
-def run(args: argparse.Namespace) -> Answer:
-    """Print each finding at once, and answer with all of them."""
-    argv = ["--config", args.config, *args.fields]
-    recipe.read_and_set_env(argv)
-    if args.show is not None:
-        return show(argv, args.show)
-    if args.gpus is not None:
-        # Every check and torch then see only these.
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.number) for gpu in first_gpus(args.gpus))
-    findings = []
-    for finding in doctor(argv, args.accelerate_config):
-        findings.append(finding)
-        if not args.json:
-            print(finding.line(), flush=True)
-    ok = all(finding.level != "error" for finding in findings)
-    # doctor loads no weights.
-    more = "\ntrain --dry_run also loads the model and makes the trainer, then stops" * ok
-    return Answer({"ok": ok, "findings": [finding._asdict() for finding in findings]}, summary(findings) + more, ok)
 
 
 def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterator[Finding]:

@@ -14,10 +14,10 @@ from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
 from grpo_math.grading import GRADER
-from grpo_math.reading import read_object
 from grpo_math.run import metrics
 from grpo_math.run.history import read_lines
 from grpo_math.run.log import History
+from grpo_math.system.reading import read_object
 
 
 class Diagnosis(TrainerCallback):

@@ -22,7 +22,7 @@ from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, words
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.yaml_files import read_yaml
 
 # A line of patterns per language.
 WORDS = {

@@ -38,8 +38,8 @@ from grpo_math.generation.request import DEFAULT_REQUEST, QUANTISATION, Request
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.from_recipe import renamed_error_fields
-from grpo_math.reading import read_json
 from grpo_math.system.machine import free_port
+from grpo_math.system.reading import read_json
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import DEFAULT_REQUEST, Request, request_from
 from grpo_math.problems.prompts import Template, recipe_template
-from grpo_math.reading import home, near
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
+from grpo_math.system.reading import home, near
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
 

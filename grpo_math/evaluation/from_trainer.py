@@ -29,12 +29,12 @@ from grpo_math.generation.completions import Generate, batch_seed, read_off, sto
 from grpo_math.generation.models import context_length
 from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.vllm_server import Server
-from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import GOLDS, completion_text, read_gold_answer
 from grpo_math.run.files import write_json
 from grpo_math.run.weights import split_by
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.http import ServerError
+from grpo_math.system.replaced import replaced
 
 
 def evaluate(

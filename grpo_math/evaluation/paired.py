@@ -15,8 +15,8 @@ from typing import Any
 from grpo_math.errors import UserError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
 from grpo_math.evaluation.suite import aligned, in_points
-from grpo_math.reading import read_json
 from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
+from grpo_math.system.reading import read_json
 
 Results = dict[str, Any]
 Row = dict[str, Any]

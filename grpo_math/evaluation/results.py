@@ -31,12 +31,12 @@ from grpo_math.generation.completions import batch_seed, batches, token_ids
 from grpo_math.generation.models import inference_dtype, model_path
 from grpo_math.generation.request import DEFAULT_REQUEST, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
-from grpo_math.reading import reading
 from grpo_math.rewards.inputs import row_format
 from grpo_math.run.bar import Bar
 from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.run.metrics import RIGHT
 from grpo_math.system.machine import versions
+from grpo_math.system.reading import reading
 from grpo_math.tools.sandbox import require_layers
 
 Records = dict[tuple[str, int], Record]  # by problem and sample

@@ -25,9 +25,9 @@ from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_ma
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
 from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.generation.names import cache_name
-from grpo_math.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.user_functions import is_foreign
+from grpo_math.system.replaced import replaced
+from grpo_math.system.user_functions import is_foreign
 
 # Caches from which a row can be dropped.
 CACHE_LAYERS = {DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer}

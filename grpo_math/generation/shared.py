@@ -32,7 +32,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation import four_bit
-from grpo_math.replaced import replaced
+from grpo_math.system.replaced import replaced
 
 aten = torch.ops.aten
 SAMPLED = 1000  # values of each tensor that are compared

@@ -49,11 +49,11 @@ from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.generation.request import request_from
 from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.generation.vllm_server import Server, key, served_rank, without_aborts
-from grpo_math.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 from grpo_math.system.addresses import url_of
 from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.replaced import replaced
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from grpo_math.errors import UserError
 from grpo_math.generation.chat import Message, Tool, prepare
 from grpo_math.generation.completion import Completion
 from grpo_math.grading.workers import default_size
-from grpo_math.user_functions import start
+from grpo_math.system.user_functions import start
 
 UNLIMITED = 2**31
 

@@ -22,10 +22,10 @@ from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
 from grpo_math.packing.row_plan import plan_micro_batches
-from grpo_math.replaced import replaced
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 from grpo_math.system.collectives import agree_on_all, agree_on_first, agree_on_largest
+from grpo_math.system.replaced import replaced
 
 # Several rows that pack to more of the padded tokens than this are scored as TRL does.
 WORTH_PACKING = 0.97

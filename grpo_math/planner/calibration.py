@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.planner.cards import Card
-from grpo_math.reading import read_object
 from grpo_math.run.files import write_json
 from grpo_math.system.gpus import visible_gpus
 from grpo_math.system.machine import versions
+from grpo_math.system.reading import read_object
 
 FOLDER = "calibrated"
 FORMAT = 1  # version of the file; files of other versions are ignored

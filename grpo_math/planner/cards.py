@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.yaml_files import read_yaml
 
 TABLES = read_yaml(Path(__file__).with_name("cards.yaml"))
 

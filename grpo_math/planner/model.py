@@ -23,8 +23,8 @@ from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
-from grpo_math.reading import read_json
 from grpo_math.run.files import remembered
+from grpo_math.system.reading import read_json
 
 FORMAT = 8  # version of measure.py's answers
 # Fields of a config.json that do not change a shape.

@@ -14,8 +14,8 @@ from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
 from grpo_math.problems.stored import remembered, rows_with
-from grpo_math.reading import is_table
 from grpo_math.run.resume import problem_hashes, short_hash
+from grpo_math.system.reading import is_table
 
 HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points

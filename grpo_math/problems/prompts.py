@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
 from grpo_math.grading.formats import FORMATS
-from grpo_math.user_functions import is_user_function, load_function
+from grpo_math.system.user_functions import is_user_function, load_function
 
 Prompt = str | list[dict[str, Any]]
 PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's message is the problem

@@ -26,7 +26,7 @@ from grpo_math.problems import columns, parts
 from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
 from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, Source
-from grpo_math.reading import EXTRA, Unreadable, from_json
+from grpo_math.system.reading import EXTRA, Unreadable, from_json
 
 Row = dict[str, Any]
 

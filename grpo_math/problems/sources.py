@@ -14,8 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from grpo_math.reading import home, is_table
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.reading import home, is_table
+from grpo_math.system.yaml_files import read_yaml
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -20,9 +20,9 @@ from grpo_math.generation.vllm_server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
 from grpo_math.problems.sources import SOURCES, hub_id, source_name
-from grpo_math.reading import home, read_json
 from grpo_math.report.render import render
 from grpo_math.report.run_dir import RunDir, hub_name
+from grpo_math.system.reading import home, read_json
 
 # The settings that make the recipe, in the order of the card; a run's config.yaml has all of them.
 RECIPE = (

@@ -1,4 +1,4 @@
-"""Answer `grpo-math report`: write `report.html` and `plots/*.png` of a run, or one page on several runs.
+"""Write `report.html` and `plots/*.png` of a run, or one page on several runs.
 
 The page on several runs has before and after with intervals, the settings that differ, and the curves together.
 
@@ -10,7 +10,6 @@ Two runs are compared only on the same problems. checks/diagnosis.py has the fin
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
-from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation.meaning import SEEDS, SEEDS_FILE, over_seeds, points
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.meaning import SEEDS, SEEDS_FILE, over_seeds
 from grpo_math.evaluation.paired import ResultsError, compare
 from grpo_math.report import viewer
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
@@ -31,7 +30,6 @@ from grpo_math.report.run_dir import RunDir, read_run, set_rows
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
 from grpo_math.run.files import replace_text, write_json, writing
-from grpo_math.system.streams import Answer
 
 CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # entries of config.yaml that are not settings
@@ -60,33 +58,6 @@ class ReportFiles(NamedTuple):
         text = escape(self.html.read_text(encoding="utf-8"))
         # Without allow-same-origin the page has a separate origin: its script cannot reach the notebook.
         return f'<iframe srcdoc="{text}" sandbox="allow-scripts" style="width: 100%; height: 50em; border: 0"></iframe>'
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    add = parser.add_argument
-    add("run_dir", nargs="+", help="a run, finished or under way; several are compared")
-    add("--output", metavar="FILE.html", help="the page on several runs (default: comparison.html next to them)")
-
-
-def run(args: Namespace) -> Answer:
-    """Write the page. Notes go to stderr."""
-    if len(args.run_dir) > 1:
-        compared = report_several(args.run_dir, args.output)
-        print_notes(compared["notes"])
-        lines = [f"seeds    {points(seeds)} over {seeds['n']} seeds"] if (seeds := compared["seeds"]) else []
-        lines.append(f"report   {compared['html']}")
-        return Answer(compared, "\n".join(lines))
-    if args.output:
-        raise UserError("--output would be ignored with one run: leave it out")
-    files = report(args.run_dir[0])
-    print_notes(files.notes)
-    answer = {
-        "html": str(files.html),
-        "plots": [str(path) for path in files.plots],
-        "findings": [finding._asdict() for finding in files.findings],
-    }
-    lines = [finding.line() for finding in files.findings]
-    return Answer(answer, "\n".join([*lines, f"report   {files.html}"]))
 
 
 def print_notes(notes: list[str]) -> None:

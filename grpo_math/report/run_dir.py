@@ -15,11 +15,11 @@ from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.meaning import PROBE, SEEDS_FILE, Line, meaning
 from grpo_math.evaluation.paired import Results, ResultsError, comparison, read_results
-from grpo_math.reading import is_folder, near, read_json, read_table, reading
 from grpo_math.run import lock, metrics, speed_ups
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
 from grpo_math.run.resume import run_config
+from grpo_math.system.reading import is_folder, near, read_json, read_table, reading
 
 History = list[dict[str, float]]
 

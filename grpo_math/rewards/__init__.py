@@ -27,7 +27,7 @@ from grpo_math.rewards.functions import (
     make_tool_use,
 )
 from grpo_math.rewards.inputs import Reward, completion_text
-from grpo_math.user_functions import is_user_function, load_function
+from grpo_math.system.user_functions import is_user_function, load_function
 
 __all__ = [
     "REWARDS",

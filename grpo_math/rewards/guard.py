@@ -18,7 +18,7 @@ from typing import Any
 from grpo_math.errors import RewardError, UserError
 from grpo_math.rewards.inputs import RESERVED, Completions, Prompts, Reward, Rewards
 from grpo_math.system.signals import Stopped
-from grpo_math.user_functions import format_exception
+from grpo_math.system.user_functions import format_exception
 
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.reading import Unreadable, read_json, read_object
 from grpo_math.run.files import flush, replace_text
+from grpo_math.system.reading import Unreadable, read_json, read_object
 
 FILES = "files.json"  # the size of each file of a checkpoint
 STATE = "state_{}.pt"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_math.reading import Unreadable, read_json
+from grpo_math.system.reading import Unreadable, read_json
 
 # torch, safetensors, tokenizers and pyarrow each raise another class. All but torch pass on the system's text.
 NO_ROOM = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, remove_unfinished, unfinished
 from grpo_math.run.files import replace_text
 from grpo_math.system.addresses import is_url
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.redact import without_secrets
+from grpo_math.system.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"
 AS_JSON = json.JSONEncoder(ensure_ascii=False).encode

@@ -6,10 +6,10 @@ Does not import accelerate, which checks the names and values of its settings it
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.reading import read_json, reading
 from grpo_math.settings.arguments import needing_whole
 from grpo_math.settings.shipped import accelerate_file, find
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.reading import read_json, reading
+from grpo_math.system.yaml_files import read_yaml
 
 OFFLOAD = ("offload_optimizer", "offload_param")
 # The shipped configs, in the order in which they are tried if plain data parallelism does not fit.

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
-from grpo_math.user_functions import is_user_function
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.user_functions import is_user_function
+from grpo_math.system.yaml_files import read_yaml
 
 # package, file, class; a later class overrides the fields of an earlier class
 SOURCES = (

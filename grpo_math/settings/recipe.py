@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, require_choice
 from grpo_math.problems.columns import as_text
-from grpo_math.reading import from_json, home, reading
-from grpo_math.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
-from grpo_math.yaml_files import from_yaml, read_yaml
+from grpo_math.system.reading import from_json, home, reading
+from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
+from grpo_math.system.yaml_files import from_yaml, read_yaml
 
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError
 from grpo_math.generation.vllm_server import ABOVE, NO_ADDRESS, RANKS
 from grpo_math.problems.from_recipe import evaluates
-from grpo_math.reading import is_table
 from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run.weights import launched_with
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.surrogates import READ_BY, TRL_LOSSES, surrogate_and_reduction
 from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.addresses import is_address, is_this_machine
-from grpo_math.user_functions import is_user_function
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.reading import is_table
+from grpo_math.system.user_functions import is_user_function
+from grpo_math.system.yaml_files import read_yaml
 
 logger = logging.getLogger(__name__)
 Settings = Mapping[str, Any]

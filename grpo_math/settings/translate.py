@@ -14,8 +14,8 @@ from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.problems.prompts import AS_IS, PROBLEM
-from grpo_math.reading import is_table
-from grpo_math.yaml_files import read_yaml
+from grpo_math.system.reading import is_table
+from grpo_math.system.yaml_files import read_yaml
 
 NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
 SAME, RENAMED, REWARDS, NOT_HERE = NAMES["same"], NAMES["renamed"], NAMES["rewards"], NAMES["not_here"]

@@ -1,1 +1,1 @@
-"""The system around a run: its processes, signals, streams, GPUs and network."""
+"""The system around a run: its files, processes, signals, streams, GPUs, network, secrets, and code of the user."""

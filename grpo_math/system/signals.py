@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from grpo_math.replaced import replaced
+from grpo_math.system.replaced import replaced
 
 EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
 EX_UNAVAILABLE = 69  # EX_UNAVAILABLE: another rank was killed

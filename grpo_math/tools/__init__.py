@@ -10,9 +10,9 @@ Does not parse a model's calls, and does not add results to a conversation: gene
 from collections.abc import Callable, Sequence
 
 from grpo_math.errors import ConfigError, require_choice
+from grpo_math.system.user_functions import is_user_function, load_function
 from grpo_math.tools.limits import PythonLimits, read_limits
 from grpo_math.tools.python import Answer, ToolError, call
-from grpo_math.user_functions import is_user_function, load_function
 
 __all__ = ["Answer", "PythonLimits", "ToolError", "call", "read_limits", "read_tools", "tool_limits"]
 

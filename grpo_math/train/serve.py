@@ -1,9 +1,8 @@
-"""The vLLM server of a recipe: its command and its ports; and `grpo-math serve`, which runs it alone until Ctrl-C.
+"""The vLLM server of a recipe: its command, its ports, and a server that runs alone until Ctrl-C.
 
 generation/sync.py syncs the weights to the server.
 """
 
-import argparse
 import contextlib
 import signal
 import sys
@@ -18,58 +17,26 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings.fields import defaults
-from grpo_math.settings.recipe import read_and_set_env
-from grpo_math.settings.vllm import generates, sends_adapter, starts_server
+from grpo_math.settings.vllm import sends_adapter
 from grpo_math.system.addresses import url_of
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port, port_is_free
 from grpo_math.system.signals import ended_by_signals
-from grpo_math.system.streams import Answer, say
-from grpo_math.train import vllm_env
+from grpo_math.system.streams import say
 from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
 
 PORT = 8000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
-    add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
-    add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
-    add("--teacher", action="store_true", help="serve the model for reference_model: its weights never change")
-    add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
-    add(
-        "--make_env",
-        nargs="?",
-        const=".venv-vllm",
-        metavar="DIR",
-        help="start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm",
-    )
-    parser.epilog = f"GRPO_MATH_VLLM names the vllm that serves (default: the one in PATH).\n\n{parser.epilog}"
-
-
-def run(args: argparse.Namespace) -> Answer | int:
-    """Serve until Ctrl-C. The words after ``--`` on the command line go to vLLM."""
-    if args.make_env is not None:
-        print(vllm_env.make(args.make_env))
-        return 0
-    recipe = read_and_set_env(args.fields).raise_first_problem().explicit_values()
-    if args.teacher:
-        recipe |= {"use_vllm": True, "vllm_mode": "server", "use_peft": False}
-    if args.check:
-        sent = "adapter" if sends_adapter(recipe) else "weights"
-        answer = sent if starts_server(recipe) else "none"
-        return Answer({"server": answer}, answer)
-    if args.json:
-        raise UserError("--json would be ignored without --check: leave it out")
-    if generates(recipe) != "server":
-        raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
-    gpus = gpus_of(recipe, args.gpus)
+def serve(
+    recipe: Mapping[str, Any], number: int | None, port: int | None, host: str, more: Sequence[str], teacher: bool
+) -> int:
+    """Run the server of a recipe on the first ``number`` GPUs until Ctrl-C. ``more``: options of ``vllm serve``."""
+    gpus = gpus_of(recipe, number)
     refuse_used(gpus)
     layout = _layout(recipe, gpus)
-    port = choose_port({**recipe, "vllm_server_port": args.port or recipe.get("vllm_server_port")}, PORT)
-    more = (args.host or "127.0.0.1", args.after_dashes, args.teacher)
-    start = server_start(recipe, layout, gpus[: layout.server], port, *more)
+    port = choose_port({**recipe, "vllm_server_port": port}, PORT)
+    start = server_start(recipe, layout, gpus[: layout.server], port, host, more, teacher)
     if not vllm_server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:

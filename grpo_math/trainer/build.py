@@ -10,10 +10,10 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from grpo_math.generation.dtypes import auto_dtype
 from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path, refuse_dropout_of_experts
-from grpo_math.redact import without_secrets
-from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import Reward
 from grpo_math.run.weights import checkpoint_kinds
+from grpo_math.system.redact import without_secrets
+from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 

@@ -18,9 +18,9 @@ from grpo_math.algorithm.rows import Rows
 from grpo_math.errors import ConfigError
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.row_plan import largest_micro_batch
-from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import column_names
 from grpo_math.run.weights import split_by
+from grpo_math.system.replaced import replaced
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer

@@ -13,13 +13,13 @@ from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.from_recipe import evaluation_settings
-from grpo_math.reading import Unreadable
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import plan
 from grpo_math.settings.fields import OURS
 from grpo_math.settings.recipe import Recipe
+from grpo_math.system.reading import Unreadable
 from grpo_math.trainer.config import MathGRPOConfig
 
 CLASSES: tuple[Any, ...] = (TrainArguments, MathGRPOConfig, ModelConfig)

@@ -24,7 +24,6 @@ from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
-from grpo_math.replaced import replaced
 from grpo_math.rewards import REWARDS
 from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import (
@@ -41,6 +40,7 @@ from grpo_math.rewards.inputs import (
 )
 from grpo_math.run import metrics
 from grpo_math.system.collectives import agree_on_all, agree_on_first
+from grpo_math.system.replaced import replaced
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
 from grpo_math.trainer.table import completion_columns

@@ -15,10 +15,10 @@ from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.settings.rules import steps_in_backward
+from grpo_math.system.user_functions import is_foreign
 from grpo_math.trainer import gradients, tiled_mlp
 from grpo_math.trainer.loss_settings import micro_batch_terms
 from grpo_math.trainer.meter import StepMeter
-from grpo_math.user_functions import is_foreign
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig

@@ -19,13 +19,13 @@ from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.problems.prompts import AS_IS, TEMPLATES
-from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import column_names, row_format
 from grpo_math.run import checkpoints, earlier, lock
 from grpo_math.run.files import write_json
 from grpo_math.run.log import History, write_config
 from grpo_math.settings.fields import fields
 from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.replaced import replaced
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

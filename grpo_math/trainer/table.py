@@ -20,8 +20,8 @@ from torch import Tensor
 
 from grpo_math.errors import first_line
 from grpo_math.grading import Grade
-from grpo_math.replaced import replaced
 from grpo_math.rewards.inputs import completion_text, read_gold_answer
+from grpo_math.system.replaced import replaced
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

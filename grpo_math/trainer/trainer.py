@@ -46,7 +46,6 @@ from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
-from grpo_math.replaced import replaced
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.bar import transformers_bars
 from grpo_math.run.failures import failure
@@ -55,6 +54,8 @@ from grpo_math.run.resume import checkpoint_of_script
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.machine import use_physical_cores
+from grpo_math.system.replaced import replaced
+from grpo_math.system.user_functions import event_loop
 from grpo_math.trainer import console, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
@@ -62,7 +63,6 @@ from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_
 from grpo_math.trainer.teacher import check_teacher, load_teacher
 from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
-from grpo_math.user_functions import event_loop
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer as GRPOTrainer

@@ -20,6 +20,7 @@ from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, TrainingStep, UpdatePlanner, accumulate
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
+from grpo_math.system.user_functions import is_foreign, is_user_function
 from grpo_math.trainer import gradients, largest_batch
 from grpo_math.trainer.loss_settings import (
     exceeds_trl_loss,
@@ -30,7 +31,6 @@ from grpo_math.trainer.loss_settings import (
 )
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.row_scorer import RowScorer
-from grpo_math.user_functions import is_foreign, is_user_function
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig

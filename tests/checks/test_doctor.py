@@ -255,7 +255,7 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
 
 def test_doctor_checks_the_gpus_that_it_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in (3, 5)])
-    monkeypatch.setattr("grpo_math.checks.doctor.doctor", lambda *arguments: [])
+    monkeypatch.setattr("grpo_math.commands.doctor.doctor", lambda *arguments: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     command = ["doctor", "--config", "gsm8k_8gb", "--accelerate_config", "zero3", "--gpus"]

@@ -9,7 +9,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
 from grpo_math.evaluation.results import store, stored
 from grpo_math.problems.datasets import load_problems
-from grpo_math.reading import Unreadable
+from grpo_math.system.reading import Unreadable
 
 ABOUT = {"model": "m", "seed": 0}
 LINES = [{"id": i, "text": "½ of a line\n" * i} for i in range(3)]

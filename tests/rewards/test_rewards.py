@@ -22,7 +22,7 @@ from grpo_math.rewards.functions import gated, make_overlong, make_repetition, m
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, MAX_LENGTH, completion_text, read_gold_answers
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.system.signals import Stopped, stopping
-from grpo_math.user_functions import start
+from grpo_math.system.user_functions import start
 
 GOOD_R1 = "easy </think> <answer>7</answer>"
 GOOD_XML = "<reasoning>\n3 + 4\n</reasoning>\n<answer>\n7\n</answer>"

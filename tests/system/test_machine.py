@@ -20,7 +20,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import lock
 from grpo_math.system import collectives, machine
-from grpo_math.user_functions import call_on_example
+from grpo_math.system.user_functions import call_on_example
 
 MINE = """
 import sys

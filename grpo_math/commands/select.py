@@ -1,4 +1,4 @@
-"""Answer `grpo-math select`: write a run's completions as training data for TRL's SFTTrainer."""
+"""`grpo-math select`: write a run's completions as training data for TRL's SFTTrainer."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
-from grpo_math.reading import near, read_table
 from grpo_math.report.run_dir import completion_files
+from grpo_math.system.reading import near, read_table
 from grpo_math.system.streams import Answer
 
 COLUMNS = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads

@@ -1,4 +1,4 @@
-"""Answer `grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
+"""`grpo-math evaluate`, as JSON and as text: one data set in full, or a table of several; for a run, the
 comparison of base and trained."""
 
 import sys
@@ -16,10 +16,10 @@ from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
-from grpo_math.reading import reading
 from grpo_math.report.run_dir import probe_findings
 from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import check
+from grpo_math.system.reading import reading
 from grpo_math.system.streams import Answer
 
 Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results

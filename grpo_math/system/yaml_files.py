@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from grpo_math.reading import reading
+from grpo_math.system.reading import reading
 
 # libyaml is ten times as fast as PyYAML's own code. PyYAML's wheels contain it.
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""Answer `grpo-math push`: push a finished run to a repository on the Hub."""
+"""`grpo-math push`: push a finished run to a repository on the Hub."""
 
 import argparse
 

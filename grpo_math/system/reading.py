@@ -5,7 +5,7 @@ Any exception while a file is read becomes `Unreadable`: one line with the file 
 >>> from_json("[1, 2")
 Traceback (most recent call last):
 ...
-grpo_math.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
+grpo_math.system.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: line 1 column 6 (char 5)
 """
 
 import bz2

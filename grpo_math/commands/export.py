@@ -1,4 +1,4 @@
-"""Answer `grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors, or as one GGUF file
+"""`grpo-math export`: merge a run's LoRA adapter into its base, as one model in safetensors, or as one GGUF file
 for Ollama, LM Studio and llama.cpp, whose converter writes it."""
 
 import argparse

@@ -1,4 +1,4 @@
-"""Streams of text -> the terminal, one below the other, as they come.
+"""`grpo-math ask`: streams of text -> the terminal, one below the other, as they come.
 
 The text of a model is shown as text alone: a control character appears as its code, and moves no cursor.
 """

@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from grpo_math.cli import main
+from grpo_math.commands.ask import HELP, converse
 from grpo_math.evaluation import ask
-from grpo_math.report.conversation import HELP, converse
 
 CUT = "(cut at the token limit: --max_completion_length N allows more)"
 SHOWN = "7\n\t8\\x1b]0;owned\\x07"  # what a model says moves no cursor

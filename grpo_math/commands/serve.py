@@ -1,0 +1,47 @@
+"""`grpo-math serve`: run a recipe's vLLM server for a training that runs elsewhere."""
+
+import argparse
+
+from grpo_math.errors import UserError
+from grpo_math.settings.recipe import read_and_set_env
+from grpo_math.settings.vllm import generates, sends_adapter, starts_server
+from grpo_math.system.streams import Answer
+from grpo_math.train import vllm_env
+from grpo_math.train.serve import serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
+    add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
+    add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
+    add("--teacher", action="store_true", help="serve the model for reference_model: its weights never change")
+    add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
+    add(
+        "--make_env",
+        nargs="?",
+        const=".venv-vllm",
+        metavar="DIR",
+        help="start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm",
+    )
+    parser.epilog = f"GRPO_MATH_VLLM names the vllm that serves (default: the one in PATH).\n\n{parser.epilog}"
+
+
+def run(args: argparse.Namespace) -> Answer | int:
+    """Serve until Ctrl-C. The words after ``--`` on the command line go to vLLM."""
+    if args.make_env is not None:
+        print(vllm_env.make(args.make_env))
+        return 0
+    recipe = read_and_set_env(args.fields).raise_first_problem().explicit_values()
+    if args.teacher:
+        recipe |= {"use_vllm": True, "vllm_mode": "server", "use_peft": False}
+    if args.check:
+        sent = "adapter" if sends_adapter(recipe) else "weights"
+        answer = sent if starts_server(recipe) else "none"
+        return Answer({"server": answer}, answer)
+    if args.json:
+        raise UserError("--json would be ignored without --check: leave it out")
+    if generates(recipe) != "server":
+        raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
+    port = args.port or recipe.get("vllm_server_port")
+    return serve(recipe, args.gpus, port, args.host or "127.0.0.1", args.after_dashes, args.teacher)
