@@ -42,7 +42,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.lost_server", "generation.served_teacher"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
-    *("train.heldout", "train.program", "train.resuming", "train.two_steps"),
+    *("train.heldout", "train.program", "train.resuming"),
     *(
         "trainer.build",
         "trainer.config",
@@ -65,7 +65,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.canary", "report.finish"),
-    *("train.program", "train.resuming", "train.two_steps"),
+    *("train.program", "train.resuming"),
     *(
         "trainer.rollout_queue",
         "trainer.row_scorer",

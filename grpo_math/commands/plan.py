@@ -8,7 +8,6 @@ from typing import Any
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError
-from grpo_math.planner import calibrate, calibration
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 from grpo_math.settings.vllm import starts_server
@@ -23,18 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
     add("--nodes", type=int, metavar="N", help="nodes of a SLURM job, with --gpus each: print its sbatch line, too")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
-    add(
-        "--card",
-        help="the GPU, for its memory, number formats and speed: h100, l4, t4, 4090, 3060, ... or GB,TFLOP/s,GB/s, "
-        "such as 80,989,3350",
-    )
+    add("--card", metavar="NAME", help="the GPU, for its memory and number formats: h100, l4, t4, 4090, 3060, ...")
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
-    add(
-        "--calibrate",
-        action="store_true",
-        help="measure this machine's GPU and two steps of the recipe, within 90 seconds; later plans use the result",
-    )
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")
 
 
@@ -52,13 +42,7 @@ def run(args: argparse.Namespace) -> Answer:
     for line in parsed.replaced:
         print(line, file=sys.stderr)
     recipe = parsed.raise_first_problem().explicit_values()
-    name, described = args.accelerate_config, bool(args.card or args.gpu_memory or args.nodes)
-    if args.calibrate:
-        if described:
-            remedy = "leave out --card, --gpu_memory and --nodes"
-            raise ConfigError("calibrate", True, "measures this machine's GPU", remedy)
-        calibrate.calibrate(["--config", args.config, *args.fields], recipe)
-    known = None if described else calibration.stored()
+    name = args.accelerate_config
     # A named card need not be in this machine, so the GPUs of this machine do not count.
     gpus = args.gpus or (1 if args.card or args.nodes else None)
     gpu_gb = args.gpu_memory or (card.gb if card else None)
@@ -75,9 +59,7 @@ def run(args: argparse.Namespace) -> Answer:
         cpu_gb=(args.cpu_memory or main_memory()) * policy_nodes,
         capability=card.capability if card else None,
         prompt_tokens=args.prompt_tokens,
-        calibration=known,
     )
-    answer |= {"calibration": known._asdict()} if known else {}
     chosen = answer["best"] or answer
     if separate_server:
         layout = planner.serve_layout(recipe, gpus=args.gpus or 1, gpu_gb=gpu_gb or count_and_gb()[1])

@@ -1,8 +1,7 @@
-"""GPUs by name: memory, number formats and speed, from cards.yaml, or from three numbers of the user."""
+"""GPUs by name: memory, number formats, and the rates of their data sheets, from cards.yaml."""
 
 import difflib
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,26 +15,26 @@ class Card(NamedTuple):
     """GB of memory as nvidia-smi reports it, and the manufacturer's specifications (cards.yaml).
 
     ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
-    ``capability``: the compute capability, None if unknown.
+    ``capability``: the compute capability.
     """
 
     gb: float
     tflops: float
     bandwidth: float
     float32: float
-    capability: float | None = None
+    capability: float
 
 
-NUMBERS = "give GB,TFLOP/s,GB/s, such as 80,989,3350 for an H100"
+MEMORY = "give --gpu_memory GB instead"
 # Pattern of names that are not in cards.yaml -> the reason, and what to do.
 UNLISTED = {
     r"laptop|mobile|max-?q": (
         "is a laptop's GPU, which is slower than the card of that name and often has less memory",
-        "give its GB,TFLOP/s,GB/s, such as 8,60,256",
+        MEMORY,
     ),
     r"radeon|amd|instinct|\bmi\d|\brx\W?\d": (
         "is an AMD GPU: the plan counts bytes alike, but training was never tried with torch's build for ROCm",
-        "give its GB,TFLOP/s,GB/s, such as 24,122,960",
+        MEMORY,
     ),
     r"apple|\bm[1-9]\b": (
         "is an Apple GPU, which was never tried: train on the CPU there",
@@ -45,21 +44,15 @@ UNLISTED = {
 
 
 def card_of(text: str) -> Card:
-    """Return a card by its name, or from three numbers.
+    """Return a card by its name.
 
-    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti 16GB").gb, card_of("1,64,320")
-    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 16, Card(gb=1.0, tflops=64.0, \
-bandwidth=320.0, float32=8.0, capability=None))
+    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti 16GB").gb
+    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 16)
     >>> card_of("5060 Ti")
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: card='5060 Ti' is sold with 8 and with 16 GB: name 5060ti-8 or 5060ti-16
     """
     cards = TABLES["cards"]
-    with suppress(ValueError):
-        gb, tflops, bandwidth = map(float, text.split(","))
-        if min(gb, tflops, bandwidth) > 0:
-            # Older cards compute an eighth as fast in float32 as in 16 bit.
-            return Card(gb, tflops, bandwidth, float32=tflops / 8)
     for part, (reason, remedy) in UNLISTED.items():
         if re.search(part, text, re.IGNORECASE):
             raise ConfigError("card", text, reason, remedy)
@@ -73,7 +66,7 @@ bandwidth=320.0, float32=8.0, capability=None))
         reason = f"is sold with {' and with '.join(map(str, sorted(sizes)))} GB"
         raise ConfigError("card", text, reason, f"name {' or '.join(sizes[gb] for gb in sorted(sizes))}")
     near = difflib.get_close_matches(name, cards, cutoff=0.5)
-    remedy = f"{NUMBERS}; or name {' or '.join(near)}" if near else NUMBERS
+    remedy = f"{MEMORY}; or name {' or '.join(near)}" if near else MEMORY
     raise ConfigError("card", text, "is not in the list of cards", remedy)
 
 

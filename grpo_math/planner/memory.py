@@ -235,10 +235,8 @@ def phases(
             by_phase[phase] = {**copies, "processes": main["processes"]}
             continue
         allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
-        known = machine.calibration
-        measured = known.fragmentation if known and known.shares_for(settings) and generates != "colocate" else None
-        terms["fragmentation"] = int((FRAGMENTATION[generates] if measured is None else measured) * allocated)
-        terms["CUDA_context"] = known.context if known else CONTEXT
+        terms["fragmentation"] = int(FRAGMENTATION[generates] * allocated)
+        terms["CUDA_context"] = CONTEXT
         terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (
             COMMUNICATION if batch.processes > 1 else 0
         )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_math.planner import seconds
 from grpo_math.planner.memory import total
 from grpo_math.system.machine import GB
 
@@ -13,7 +14,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "seconds": None, "prompt_tokens": 512, "best": None, "lacking": []}
+    ...           "least_time": None, "prompt_tokens": 512, "best": None, "lacking": []}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -30,25 +31,14 @@ def picture(answer: Mapping[str, Any]) -> str:
     for term in (*dict.fromkeys(names), "in_total"):
         sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in rows.items() if term in terms]
         lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
-    if known := answer.get("calibration"):
-        rates = "{tflops:.4g} TFLOP/s, {bandwidth:.4g} GB/s, {launch_us:.2g} us a launch".format(**known)
-        lines.append(f"this card on {known['date']}, torch {known['torch']}: {rates}")
-        lines += [
-            f"  {name:<30} plan {planned}, measured {measured}" for name, planned, measured in known["rows"] or ()
-        ]
     main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += _roles(answer)
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
-    if timed := answer["seconds"]:
-        generation, update, step = (f"{low:g} to {high:g}" for low, high in timed["ranges"].values())
-        line = f"time of an optimizer step: {step} s (generation {generation}, update {update})"
-        if run := timed["run"]:
-            low, high = run["hours"]
-            line += f"; of the run: {low:g} to {high:g} hours ({run['counts']})"
-        lines.append(f"{line}; {timed['assumed']}")
+    if least := answer["least_time"]:
+        lines.append(seconds.line(least))
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
         saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""

@@ -9,7 +9,6 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, seconds
-from grpo_math.planner.calibration import Calibration
 from grpo_math.planner.cards import Card
 from grpo_math.planner.ladder import suggest
 from grpo_math.planner.memory_plan import MemoryPlan
@@ -32,9 +31,8 @@ def plan(
     ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
     ``vllm_max_model_length`` minus the completion length, or 512. ``configs``: the contents of accelerate configs
-    by name, of which the first that fits is chosen. ``card``: the speed of a GPU, for ``seconds``.
-    ``offline``: do not use the Hub and do not measure. ``calibration``: the measurements of the GPU. Raises
-    `UserError` if the recipe cannot be planned.
+    by name, of which the first that fits is chosen. ``card``: the data sheet of a GPU, for ``least_time``.
+    ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
     >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
@@ -44,15 +42,9 @@ def plan(
     """
     configs = configs or {"": None}
     name, chosen = choose(recipe, configs, **machine)
-    if known := chosen.machine.calibration:
-        card = known.card(chosen.machine.gpu_bytes / GB)
-    timed = (
-        seconds.per_step(chosen.machine, chosen.settings, chosen.batch, chosen.layout, card, chosen.precise)
-        if card and not chosen.settings["use_cpu"]
-        else None
-    )
+    least = seconds.least_time(chosen, card) if card and not chosen.settings["use_cpu"] else None
     others = {other: content for other, content in configs.items() if other != name}
-    return {**chosen.answer(), "accelerate_config": name or None, "seconds": timed, **suggest(chosen, others)}
+    return {**chosen.answer(), "accelerate_config": name or None, "least_time": least, **suggest(chosen, others)}
 
 
 def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
@@ -112,7 +104,6 @@ def _read(
     accelerate: Settings | None = None,
     capability: float | None = None,
     offline: bool = False,
-    calibration: Calibration | None = None,
 ) -> tuple[Machine, Json]:
     cpu_gb, config = cpu_gb or main_memory(), accelerate or {}
     if (kind := config.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
@@ -149,6 +140,5 @@ def _read(
         None if on_cpu else capability,
         teacher,
         model_config.get("model_type", ""),
-        calibration,
     )
     return machine, settings

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 from grpo_math.packing.row_plan import largest_micro_batch
-from grpo_math.planner.calibration import Calibration
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
@@ -24,7 +23,6 @@ class Machine(NamedTuple):
     capability: float | None = None  # the compute capability of a GPU, if known
     teacher: Shape | None = None  # of reference_model
     family: str = ""  # the model's ``model_type``
-    calibration: Calibration | None = None  # of the GPU, if it is this machine's
 
 
 class Work(NamedTuple):

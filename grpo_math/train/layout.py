@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.planner import calibration
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings import accelerate
@@ -88,9 +87,7 @@ def _planned(
     contents = {name: config.content if config else None for name, config in configs.items()}
     try:
         # The plan counts all GPUs alike, so the smallest one decides.
-        name, plan = planner.choose(
-            recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus), calibration=calibration.stored()
-        )
+        name, plan = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
     except NotPlanned as error:
         say("plan", str(error))
         layout = planner.unplanned_layout({**defaults(), **recipe}, set(recipe), len(gpus))

@@ -3,12 +3,12 @@
 from contextlib import suppress
 
 import pytest
+from benchmarks.card_rates import outside_torch, rates
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner import card_of
 from grpo_math.planner.memory import CONTEXT
 from grpo_math.system.machine import GB
-from grpo_math.train.two_steps import outside_torch, rates
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ def test_the_card_reaches_its_data_sheet_and_needs_no_more_outside_torch_than_th
     device, rehearsal, figure
 ):
     """Other processes may use no memory of the GPU."""
-    measured, outside = rates(), outside_torch(before=0)
+    measured, outside = rates(), outside_torch()
     says = "{tflops:.0f} TFLOP/s in 16 bit, {bandwidth:.0f} GB/s, {launch_us:.1f} us a launch".format(**measured)
     figure(says=f"{says}, {outside / GB:.2f} GB outside torch", **measured, outside_torch_bytes=outside)
     assert min(measured.values()) > 0

@@ -5,10 +5,9 @@ from collections import Counter
 
 import pytest
 import torch
+from benchmarks.card_rates import rates
 from benchmarks.update_phase import SHAPES, Shape, contestants, rollout, waits_by_line
 from gpu_like.counting import OURS, counting, of
-
-from grpo_math.train.two_steps import rates
 
 pytestmark = pytest.mark.gpu
 KINDS = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
