@@ -58,8 +58,8 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.rollout_in_progress",
         "trainer.updates",
     ),
-    *("trainer.rollout_queue", "trainer.run_files", "trainer.state", "trainer.table", "trainer.tiled_mlp"),
-    *("trainer.teacher", "trainer.float16", "trainer.trainer"),
+    *("trainer.rollout_queue", "trainer.run_files", "trainer.state", "trainer.step_cost", "trainer.table"),
+    *("trainer.teacher", "trainer.tiled_mlp", "trainer.float16", "trainer.trainer"),
     *(f"algorithm.{path.stem}" for path in (PACKAGE / "algorithm").glob("[a-z]*.py")),
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
 }

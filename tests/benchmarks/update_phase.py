@@ -22,13 +22,10 @@ import os
 import re
 import statistics
 import tempfile
-import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import accumulate, product
+from itertools import product
 from typing import Any, NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -46,6 +43,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
 from grpo_math.packing import attention
+from grpo_math.trainer.step_cost import measure_steps
 
 QWEN2_SMALL = "qwen2-small"  # a random model of Qwen2.5's shape, 43M parameters
 OURS = partial(MathGRPOConfig, longest_first=False)
@@ -131,34 +129,9 @@ def rollout(shape: Shape, vocabulary: int) -> dict[str, Tensor]:
     }
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        return time.perf_counter()
-    return time.process_time()
-
-
-@contextmanager
-def _peak() -> Iterator[list[int]]:
-    """Yield a list that gets the most bytes that were allocated at once, beyond what is held before the block."""
-    peaks: list[int] = []
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        yield peaks
-        peaks.append(torch.cuda.max_memory_allocated() - held)
-    else:
-        kind = torch.profiler.ProfilerActivity.CPU
-        with torch.profiler.profile(activities=[kind], profile_memory=True, acc_events=True) as profiler:
-            yield peaks
-        events = profiler.profiler.kineto_results.events()
-        changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-        peaks.append(max(accumulate((change for _, change in changes), initial=0)))
-
-
 class Contestant(TrainerCallback):
-    """A trainer with recorded rollouts. Measures the ``seconds`` and ``tokens`` of its last step, and the ``peak``
-    bytes or the ``gradient`` if the step was started with them: copies of gradients would raise the peak."""
+    """A trainer with recorded rollouts. Measures the ``seconds``, the ``tokens`` and the ``peak`` bytes of its last
+    step, and the ``gradient`` if the step was started with it: copies of gradients would raise the peak."""
 
     tokens = 0
 
@@ -197,29 +170,26 @@ class Contestant(TrainerCallback):
             if "lora_B" in name:  # zeros, by which nothing would reach the gradient of lora_A
                 torch.nn.init.normal_(parameter, std=0.01)
 
-    def step(self, batch: dict[str, Tensor], *, peak: bool = False, gradient: bool = False) -> None:
+    def step(self, batch: dict[str, Tensor], *, gradient: bool = False) -> None:
         """Run one optimizer step on ``batch``."""
-        device, self._wants_peak, self._wants_gradient = self.trainer.accelerator.device, peak, gradient
+        device, self._wants_gradient = self.trainer.accelerator.device, gradient
         self.trainer._generate_and_score_completions = lambda inputs: {k: v.to(device) for k, v in batch.items()}
         torch.manual_seed(0)  # TRL shuffles the rows: alike for both
-        self.trainer.train()
+        [phases] = measure_steps(self.trainer)
+        cost = phases["update"]
+        self.seconds = cost.seconds if device.type == "cuda" else cost.cpu_seconds
+        self.peak = cost.peak - cost.start
 
     def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tokens += (args[0] if args else kwargs["input_ids"]).numel()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.tokens, self._block = 0, _peak() if self._wants_peak else nullcontext()
-        self.peak = self._block.__enter__()
-        self._started = _now()
+        self.tokens = 0
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._wants_gradient:
             parts = [p.grad.detach().flatten().float() for p in kwargs["model"].parameters() if p.grad is not None]
             self.gradient = torch.cat(parts).cpu()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.seconds = _now() - self._started
-        self._block.__exit__(None, None, None)
 
 
 def _load(name: str, dtype: torch.dtype) -> Any:
@@ -271,8 +241,8 @@ def bench_update(model: str, shape: Shape, *, runs: int = 5, dtype: str = "auto"
             contestant.step(batch, gradient=True)
         waits_trl, waits_ours = (waits_by_line(contestant, batch).total() for contestant in both)
         for contestant in both:
-            contestant.step(batch, peak=True)
-        trl, ours = ((contestant.tokens, contestant.peak[0], contestant.gradient) for contestant in both)
+            contestant.step(batch)
+        trl, ours = ((contestant.tokens, contestant.peak, contestant.gradient) for contestant in both)
         seconds = []
         for contestant in both * runs:
             contestant.step(batch)
