@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
+from grpo_math.system.reading import from_cell
 
 ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -141,5 +142,5 @@ def _value(row: Mapping[str, Any], name: str) -> Any:
         values = [row.get(part) for part in name.split("+")]
         return "\n".join(str(value) for value in values if str(value or "").strip()) or None
     outer, _, inner = name.partition(".")
-    value = row.get(outer)
+    value = from_cell(row.get(outer))
     return value.get(inner) if isinstance(value, Mapping) else None

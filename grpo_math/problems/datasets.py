@@ -8,7 +8,7 @@ the prompt asks for. All rows of a data set have the same keys.
 | gsm8k, math, aime2024, ... | a set of sources.py: in the data folder, or on the Hub |
 | owner/name[:config][@revision] | any other set on the Hub |
 | path/to/folder[:config] | a copy of a set in a local folder, as `hf download` or `save_to_disk` writes it |
-| path/to/file.jsonl | one JSON object a line; or .json, .csv, .tsv, .parquet, each also compressed; one split |
+| path/to/file.jsonl | one JSON object a line; or .json, .csv, .tsv, .parquet, each also compressed, or .xlsx |
 | generated, generated:sums,products | problems made by generated.py |
 
 The gold answer comes from the answer column, where the grader finds it (`gold_answer`): in a box, after ``####``
@@ -45,7 +45,7 @@ from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_temp
 from grpo_math.problems.rows import BadRow, Row, parse_row
 from grpo_math.problems.sources import DEFAULT_SOURCE, HUB_ID, SOURCES, DatasetRef, Source, parse_ref, source_name
 from grpo_math.problems.stored import Read, Stored
-from grpo_math.system.reading import home, is_table, read_table, uncompressed
+from grpo_math.system.reading import FAULT, home, is_table, read_table, uncompressed
 from grpo_math.system.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)
@@ -241,8 +241,9 @@ def _user_set(dataset: str, split: str, accepted: which.Columns) -> Data:
     path = home(address.path)
     if is_table(address.path):
         data = _file(path.name.partition(".")[0], dataset, path, split)
-        is_text = uncompressed(path.name).endswith((".csv", ".tsv"))
-        if table := [row for _, row in islice(data.rows() if is_text else (), missing.SEEN)]:
+        is_text = uncompressed(path.name).endswith((".csv", ".tsv", ".xlsx"))
+        rows = (row for _, row in data.rows() if FAULT not in row) if is_text else ()
+        if table := [*islice(rows, missing.SEEN)]:
             header = [*table[0]]
             if not which.used(header, accepted) and any(map(DATA_CELL.match, header)):
                 reason = f"has no line of column names: its first line is {', '.join(header)[:120]!r}"

@@ -1,28 +1,77 @@
-"""Report a column that is missing, with the line to paste: which column is which, guessed by what the columns contain.
+"""Report a column that is missing, with the line to paste: which column is which, by the names of the columns.
 
 >>> from grpo_math.problems.columns import ACCEPTED
->>> row = {"Nr": 1, "Frage": "Wie viel sind 40 + 53 Euro?", "Loesung": "93 Euro"}
+>>> row = {"Nr": 1, "Frage": "Wie viel sind 40 + 53 Euro?", "Loesung": "93 Euro", "answer_type": "integer"}
 >>> column_remedy([row], "problem", ACCEPTED)
-'its columns are Nr, Frage, Loesung; give --columns problem=Frage,answer=Loesung'
+'its columns are Nr, Frage, Loesung, answer_type; give --columns problem=Frage,answer=Loesung'
 
-columns.py finds the columns with a common name.
+A gold answer whose column has another name is not offered: a number may be an answer, an id or a count. columns.py has
+the common names, which need no guess.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from numbers import Number
 from statistics import fmean
 from typing import Any
 
 from grpo_math.errors import ConfigError
+from grpo_math.grading.vocabulary import words
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems.columns import Columns, as_text, used
+from grpo_math.problems.parts import belongs
+from grpo_math.system.reading import from_cell
 
 SEEN = 50  # rows that are read for a guess
 SENTENCE = 10  # characters of a problem
 QUESTION = re.compile(r".*[?？؟]", re.DOTALL)
+# A number, a letter of an option, or a formula, and not a sentence or a label.
+VALUE = re.compile(r"\W*[A-Ja-j]\W*|[①-⑩]|(?=.*[\d\\]).{1,40}")
+# Members of a series of columns: option_a, step 2.
+MEMBER = re.compile(r".*[\s_-][A-Ja-j]|.*\d|.")
 
-Texts = Mapping[str, list[str]]  # column -> what its cells contain
+
+def _folded(name: str) -> str:
+    """Return the words of a column's name in small letters without accents.
+
+    >>> _folded("lSolutions"), _folded("Réponse-correcte")
+    ('l solutions', 'reponse correcte')
+    """
+    letters = (c for c in unicodedata.normalize("NFD", name) if unicodedata.category(c) != "Mn")
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", unicodedata.normalize("NFC", "".join(letters)))
+    return " ".join(re.split(r"[\s_.:/-]+", spaced.casefold().strip()))
+
+
+def _pattern(names: str) -> re.Pattern[str]:
+    """Return a pattern for names with one of these words. Scripts from Thai on do not separate words."""
+    spaced = "|".join(word for word in map(_folded, names.split()) if word < "\u0e00")
+    return re.compile(
+        "|".join([rf"(?<!\S)(?:{spaced})s?(?!\S)", *(word for word in names.split() if word >= "\u0e00")])
+    )
+
+
+# Names in the languages of grading/vocabulary.json.
+PROBLEM_NAMES = _pattern("""
+    question problem exercise frage aufgabe aufgabentext aufgabenstellung pergunta questão enunciado problema ejercicio
+    pregunta exercício énoncé problème exercice domanda esercizio quesito testo vraag opgave pytanie zadanie вопрос
+    задача задание питання soru fråga uppgift spørgsmål oppgave kysymys tehtävä otázka úloha kérdés feladat întrebare
+    pertanyaan soal swali ερώτηση πρόβλημα سؤال السؤال مسألة שאלה سوال प्रश्न প্রশ্ন คำถาม โจทย์ 问题 問題 题目 題目 题干
+    質問 設問 문제 질문
+""")
+ANSWER_NAMES = _pattern(
+    """
+    answer ans gold solution gabarito correta lösung loesung ergebnis antwort solución solução corrigé réponse soluzione
+    oplossing rozwiązanie wynik решение řešení lösning løsning ratkaisu çözüm resultado résultat risultato
+    答案 正解 解答 答え 回答 정답 해답
+    """
+    + " ".join(word for word in sorted(words("answer")) if re.fullmatch(r"[^\W\d_]{3,}", word))
+)
+# Such a column says something about a problem or an answer.
+ABOUT = _pattern("""
+    id uuid index idx nr no type kind format source url lang language unit status len length count time date level score
+    difficulty rate model analysis explanation rationale process step point
+""")
 
 
 def refuse_missing(dataset: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
@@ -34,51 +83,38 @@ def refuse_missing(dataset: str, rows: Sequence[Mapping[str, Any]], columns: Col
 
 def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Columns) -> str:
     """Return the remedy for rows that lack a field: the line to paste, or the accepted names without a guess."""
-    present, guessed = ", ".join(rows[0])[:120], _guess(_texts(rows[:SEEN]), columns)
+    texts: dict[str, list[str]] = {}
+    for row in rows[:SEEN]:
+        outer = {name: from_cell(cell) for name, cell in row.items()}
+        inner = {
+            f"{name}.{key}": cell
+            for name, some in outer.items()
+            if isinstance(some, dict)
+            for key, cell in some.items()
+        }
+        for name, cell in {**outer, **inner}.items():
+            cells = [one for one in (cell if isinstance(cell, list) else [cell]) if isinstance(one, str | Number)]
+            if cells and " ".join(map(str, cells)).strip():
+                texts.setdefault(name, []).append(", ".join(map(str, cells)).strip())
+    free = [
+        n for n in texts if not (used([n], columns) or belongs(n) or MEMBER.fullmatch(n) or ABOUT.search(_folded(n)))
+    ]
+    length = {name: fmean(map(len, texts[name])) for name in free}
+    asks = {name: fmean(bool(QUESTION.fullmatch(text)) for text in texts[name]) > 0.5 for name in free}
+    fits = {name: fmean(bool(VALUE.fullmatch(gold_answer(text))) for text in texts[name]) > 0.5 for name in free}
+    sentences = [name for name in free if length[name] >= SENTENCE]
+    asking = [name for name in sentences if asks[name]]
+    problems = [name for name in sentences if PROBLEM_NAMES.search(_folded(name))] or (
+        asking if len(asking) == 1 else []
+    )
+    named = {name: ANSWER_NAMES.search(_folded(name)) for name in free}
+    answers = [name for name, match in named.items() if match and (fits[name] or match[0] == _folded(name))]
+    guessed = {}
+    if problems and not used(texts, {"": columns["problem"]}):
+        guessed["problem"] = max(problems, key=lambda name: (asks[name], length[name]))
+    if answers and not used(texts, {"": columns["answer"]}):
+        guessed["answer"] = max(answers, key=lambda name: (fits[name], -length[name]))
+    present = ", ".join(map(str, rows[0]))
     if field in guessed:
         return f"its columns are {present}; give --columns {as_text(guessed)}"
-    return f"its columns are {present}; accepted are {', '.join(columns[field])}, or give --columns {field}=NAME"
-
-
-def _texts(rows: Sequence[Mapping[str, Any]]) -> Texts:
-    texts: dict[str, list[str]] = {}
-    for row in rows:
-        outer = [(name, cell) for name, cell in row.items() if isinstance(cell, Mapping)]
-        inner = {f"{name}.{key}": value for name, cell in outer for key, value in cell.items()}
-        for name, cell in {**row, **inner}.items():
-            if isinstance(cell, str | Number) and str(cell).strip():
-                texts.setdefault(name, []).append(str(cell).strip())
-    return texts
-
-
-def _guess(texts: Texts, columns: Columns) -> dict[str, str]:
-    """Return the likely columns of the fields without an accepted name."""
-    order = [*texts]
-    free = [name for name in order if name not in used(texts, columns)]
-    length = {name: fmean(map(len, texts[name])) for name in free}
-    problem, answer = (next(iter(used(texts, {"": columns[field]})), None) for field in ("problem", "answer"))
-    guessed = {}
-    # The problem asks a question or is the longest text. A solution may be longer, and marks its answer.
-    likely = [n for n in free if length[n] >= SENTENCE and all(gold_answer(text) == text for text in texts[n])]
-    if problem is None and likely:
-        problem = guessed["problem"] = max(
-            likely, key=lambda n: (_share(QUESTION.fullmatch, texts[n]) > 0.5, length[n])
-        )
-    others = [name for name in free if name != problem]
-    # The gold answer has digits, does not count the rows, differs from row to row, follows the problem, and is short.
-    if answer is None and problem is not None and others:
-        guessed["answer"] = max(
-            others,
-            key=lambda n: (
-                _share(re.compile(r"\d").search, texts[n]) > 0.5,
-                texts[n] != [str(number) for number in range(1, len(texts[n]) + 1)],
-                2 * len({*texts[n]}) > len(texts[n]),
-                order.index(n) > order.index(problem),
-                -length[n],
-            ),
-        )
-    return guessed
-
-
-def _share(test: Any, cells: Sequence[str]) -> float:
-    return fmean(bool(test(cell)) for cell in cells)
+    return f"its columns are {present}; accepted are {', '.join(columns[field])}: name another one with --columns"

@@ -10,15 +10,14 @@ the text before the question out.
 """
 
 import re
-from ast import literal_eval
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from grpo_math.problems.columns import normalized
+from grpo_math.system.reading import from_cell
 
 BEFORE = ("body", "passage", "context", "paragraph", "article", "story", "scenario", "premise", "background", "table")
 # Words in the names of columns that are a part of a problem.
@@ -33,11 +32,17 @@ WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong)_(?:answer|option|choice))
 LABELLED = re.compile(r"(?:^|[\s,;])\(?([A-Za-z])\s*[).:]\s*(?=\S)")  # A) 21, (B) 30
 LABEL = re.compile(r"(?i:(?:option|choice|answer)[\s_]*)?\(?([A-Za-z\d])\s*(?:[).:]?|[).:]\s*\S.*)", re.DOTALL)
 TEXTS = ("text", "content", "value", "option")  # of an option that is an object
+CIRCLED = str.maketrans("①②③④⑤⑥⑦⑧⑨⑩", ascii_uppercase[:10])
 ORDERS = (ascii_uppercase, "0123456789", "123456789")
 # The labels and the names of columns with an option each: option_a, choice1, opa, A.
 NUMBERED = product(("option", "option_", "choice", "choice_", "ending", "ending_"), ORDERS)
+OTHER_TONGUES = (
+    *("alternativa", "opção", "opcao", "opción", "opcion", "opzione", "antwort", "réponse", "reponse", "proposition"),
+    *("вариант", "选项", "選択肢", "보기", "선택지"),
+)
+TRANSLATED = product((start + gap for start in OTHER_TONGUES for gap in ("", "_")), ORDERS)
 LETTERED = product(("answer", "answer_", "opt", "op", ""), ORDERS[:1])
-COLUMNS = [{label: start + label.lower() for label in order} for start, order in (*NUMBERED, *LETTERED)]
+COLUMNS = [{label: start + label.lower() for label in order} for start, order in (*NUMBERED, *TRANSLATED, *LETTERED)]
 WORD = re.compile(r"\w+")
 INDICES = {str(number): number for number in range(len(ascii_uppercase) + 1)}
 
@@ -104,7 +109,9 @@ def options(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
     contents = [labelled({label: row.get(name) for label, name in names.items()}) for names in layouts]
     longest = max(contents, key=len, default={})
     # Columns a, b and c may be numbers of the problem.
-    return {} if "a" in row and "A" not in row and gold.upper() not in longest else longest
+    label = LABEL.fullmatch(gold)
+    is_key = gold.upper() in longest or (label and label[1].upper() in longest)
+    return {} if "a" in row and "A" not in row and not is_key else longest
 
 
 @lru_cache(maxsize=1000)
@@ -118,17 +125,16 @@ def labelled(content: Any) -> dict[str, Any]:
     r"""Return options by their labels, from a list, a text, or a mapping; {} if the content is something else.
 
     >>> same = {"label": ["A", "B"], "text": ["38", "27.6"]}, "a ) 38 , b ) 27.6", "['38', '27.6']", ["A)38", "B)27.6"]
+    >>> same = (*same, "① 38 ② 27.6", {"①": "38", "②": "27.6"})
     >>> all(labelled(content) == {"A": "38", "B": "27.6"} for content in same)
     True
     >>> labelled([{"label": "1", "text": "38"}, {"label": "2", "text": "27.6"}]), labelled([38, 27.6]), labelled("38")
     ({'1': '38', '2': '27.6'}, {'A': 38, 'B': 27.6}, {})
     """
-    if isinstance(content, str) and content.strip().startswith(("[", "{")):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            content = literal_eval(content.strip())
+    content = from_cell(content)
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(content, str):
-        parts = LABELLED.split(content)
+        parts = LABELLED.split(re.sub("([①-⑩])", r" \1) ", content).translate(CIRCLED))
         pairs = zip(parts[1::2], parts[2::2], strict=True)
     elif isinstance(content, Mapping):
         labels, texts = content.get("label"), content.get("text")
@@ -145,7 +151,7 @@ def labelled(content: Any) -> dict[str, Any]:
             from_text = labelled("\n".join(map(str, items)))  # ["A) 21", "B) 30"]
             pairs = from_text.items() or zip(ascii_uppercase, items, strict=False)
     by_label = {
-        str(label).strip().upper(): text.strip(" \n,;") if isinstance(text, str) else text
+        str(label).strip().upper().translate(CIRCLED): text.strip(" \n,;") if isinstance(text, str) else text
         for label, text in pairs
         if text not in (None, "")
     }
@@ -180,11 +186,13 @@ def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
     """Return a row with the options under its problem, and the letter of an option as its gold answer."""
     if not row["options"]:
         return row
-    texts, gold, problem = [*map(str, row["options"].values())], row["answer"], row["problem"]
+    texts, problem = [*map(str, row["options"].values())], row["problem"]
+    gold = row["answer"].translate(CIRCLED)
     if gold in INDICES and not numbers.are_texts:
         positions = {str(number + numbers.start): number for number in range(len(texts))}
     else:
-        positions = {name: number for names in (texts, row["options"]) for number, name in enumerate(names)}
+        letters = ascii_uppercase[: len(texts)]
+        positions = {name: number for names in (letters, texts, row["options"]) for number, name in enumerate(names)}
     label = LABEL.fullmatch(gold)
     position = positions.get(gold, positions.get(label[1].upper()) if label else None)
     lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]

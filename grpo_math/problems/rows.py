@@ -26,10 +26,11 @@ from grpo_math.problems import columns, parts
 from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
 from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, Source
-from grpo_math.system.reading import EXTRA, Unreadable, from_json
+from grpo_math.system.reading import FAULT, Unreadable, from_cell, from_json
 
 Row = dict[str, Any]
 
+CHAT = re.compile(r"""\s*(?:\[\s*)?\{\s*['"](?:role|content|from|value|type)['"]\s*:""")
 HALF = re.compile(r"[\ud800-\udfff]")
 AS_TEXT = json.JSONEncoder(ensure_ascii=False, skipkeys=True, default=lambda _: None)
 TRAINING_COLUMNS = {*columns.TRAINING_COLUMNS}
@@ -65,13 +66,18 @@ def parse_row(
     except Unreadable as error:
         raise BadRow("row", f"cannot be read ({error.reason})", f"write one object a line, {REMEDY}") from None
     _check(isinstance(fields, Mapping), "row", f"is of type {type(fields).__name__}, not an object")
-    _check(EXTRA not in fields, "row", "has more cells than the file has columns")
+    _check(FAULT not in fields, "row", fields.get(FAULT, ""))
     # A JSON text may name one of two surrogates, which no file, table or tokenizer takes.
     if not isinstance(raw, bytes) or rb"\ud" in raw or rb"\uD" in raw or b"\xed" in raw:  # how a line would contain one
         _check(not HALF.search(AS_TEXT.encode(fields)), "row", "contains half a character")
     layout = layout_of(tuple(fields))
     named = layout.by_name(fields)
     problem_key, prompt = _needed(named, "problem", layout, fields)
+    # A table stores a chat as text.
+    if isinstance(prompt, str) and CHAT.match(prompt):
+        prompt = from_cell(prompt)
+        reason = "is a chat that a table stored as text, and that cannot be read"
+        _check(not isinstance(prompt, str), problem_key, reason)
     problem = _question(prompt, problem_key, as_is)
     _check(isinstance(problem, str), problem_key, f"is of type {type(problem).__name__}, not text")
     # A chat, TRL's column and a text with a chat template are prompts. Any other text needs a prompt.

@@ -14,12 +14,16 @@ import csv
 import difflib
 import gzip
 import json
+import logging
 import lzma
 import os
 import re
 import sys
+from ast import literal_eval
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from io import BufferedReader, BytesIO, StringIO
 from itertools import chain
 from pathlib import Path
@@ -27,12 +31,37 @@ from typing import Any
 
 from grpo_math.errors import UserError
 
+logger = logging.getLogger(__name__)
+
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xlsx")
 LISTS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples", "problems", "questions", "items")
 SPACE = re.compile(r"\s*")
 PARQUET_ROWS = 1000  # rows of a Parquet file in memory
-EXTRA = "cells without a column"  # the key of a CSV row's surplus cells
+FAULT = "fault of a row"  # the key of the reason in a row that a table does not contain as it should
+AS_CSV = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice"
+AN_ARROW_FILE = (
+    'an Arrow file: write lines of JSON, python -c "from datasets import load_dataset; '
+    "load_dataset('arrow', data_files='{0}', split='train').to_json('{0}.jsonl')\""
+)
+# How a file of another form begins -> the form and the remedy.
+FORMS = {
+    b"PK\x03\x04": f"a workbook or an archive: {AS_CSV}; unpack an archive",
+    b"\xd0\xcf\x11\xe0": f"a workbook of an old Excel: {AS_CSV}",
+    b"<": "a web page: download the file itself",
+    b"ARROW1": AN_ARROW_FILE,
+    b"\xff\xff\xff\xff": AN_ARROW_FILE,
+    b"PAR1": "a Parquet file: end its name with .parquet",
+}
+# The encodings of Excel and Windows, and the letters that make up at least this share of a text in them.
+ENCODINGS = (("cp932", "[ぁ-んァ-ヶ]", 0.2), ("cp949", "[가-힣]", 0.9))
+LETTERS = re.compile(r"[^\W\d_A-Za-z]")  # except for those of ASCII
+# A literal of Python, or what numpy prints instead of a comma and around the items of an array.
+NUMPY = re.compile(
+    r"""(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|['"].*)"""
+    r"""|(?P<array>array\(|,\s*dtype=\w+\)|(?<=\])\))|(?<=['"}\]\d.])\s+(?=['"{\[\d-])""",
+    re.DOTALL,
+)
 
 
 def _open_zst(path: str | Path, mode: str) -> Any:
@@ -84,6 +113,25 @@ def from_json(content: str | bytes) -> Any:
         raise Unreadable(error) from None
 
 
+def from_cell(content: Any) -> Any:
+    r"""Return the list or the mapping that a table stored as text: JSON, Python, or numpy; else the content.
+
+    >>> from_cell("{'label': array(['A', 'B'], dtype=object)}"), from_cell("[{'a': \"It's\"}\n {'a': '1'}]")
+    ({'label': ['A', 'B']}, [{'a': "It's"}, {'a': '1'}])
+    >>> from_cell('["7", null]'), from_cell("[3, 5)"), from_cell("{1, 2}"), from_cell(7)
+    (['7', None], '[3, 5)', '{1, 2}', 7)
+    """
+    text = content.strip() if isinstance(content, str) else ""
+    if not text.startswith(("[", "{")):
+        return content
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        value = literal_eval(NUMPY.sub(lambda part: part["text"] or ("" if part["array"] else ", "), text))
+        return value if isinstance(value, list | dict) else content
+    return content
+
+
 def read_json(path: str | Path) -> Any:
     """Return the value of a JSON file. Raises `Unreadable`."""
     with reading(path):
@@ -124,32 +172,82 @@ def read_table(path: str | Path, split: str = "") -> Iterator[tuple[int, Any]]:
             yield from enumerate(_parquet_rows(BytesIO(file.read()) if ending in OPENERS else file), 1)
             return
         head = _through_text(file)
-        if head.startswith(b"PK\x03\x04"):
-            remedy = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice; unpack an archive"
-            raise UserError(f"{path} is a workbook or an archive: {remedy}")
-        if head.startswith(b"<"):
-            raise UserError(f"{path} is a web page: download the file itself")
+        if name.endswith(".xlsx") and head.startswith(b"PK"):
+            yield from _sheet(path, BytesIO(head + file.read()), split)
+            return
+        if form := next((form for start, form in FORMS.items() if head.startswith(start)), None):
+            raise UserError(f"{path} is {form.format(path)}")
         if head.startswith(UTF_16):  # as Excel and PowerShell write text
             file = BytesIO((head + file.read()).decode("utf-16").encode())
             head = _through_text(file)
-        head = head.removeprefix(codecs.BOM_UTF8)
+        is_marked, head = head.startswith(codecs.BOM_UTF8), head.removeprefix(codecs.BOM_UTF8)
+        lines = _in_utf8(path, chain(BytesIO(head), file), is_marked)
         if name.endswith((".csv", ".tsv")):
-            yield from _cells(chain(BytesIO(head), file), head.decode().partition("\n")[0])
+            yield from _cells(lines)
             return
-        second = _through_text(file)
+        head = _through_text(lines)
+        if head and not name.endswith(TABLES) and not head.lstrip().startswith((b"[", b"{")):
+            remedy = "end the name of a table in .csv or .tsv, and write its columns in the first line"
+            raise UserError(f"{path} is text without JSON: {remedy}, or write one JSON object per line")
+        second = _through_text(lines)
         # Only lines of JSON have a value in the first line, and more text below.
         if second.strip() and _is_value(head):
-            yield from _lines(chain(BytesIO(head + second), file))
+            yield from _lines(chain(BytesIO(head + second), lines))
         else:
-            yield from _json_rows(path, head + second + file.read(), split)
+            yield from _json_rows(path, head + second + b"".join(lines), split)
 
 
-def _through_text(file: Any) -> bytes:
+def _through_text(lines: Iterable[bytes]) -> bytes:
     """Return the bytes up to the end of the first line that is not blank."""
     head = b""
-    while not head.strip() and (line := file.readline()):
+    for line in lines:
         head += line
+        if head.strip():
+            break
     return head
+
+
+def _in_utf8(path: str | Path, lines: Iterator[bytes], is_utf8: bool) -> Iterator[bytes]:
+    """Yield lines in UTF-8. A damaged line stays as it is."""
+    for line in lines:
+        try:
+            is_utf8 |= len(line.decode()) < len(line)
+        except UnicodeDecodeError:
+            rest = line + b"".join(lines)
+            encoding = None if is_utf8 else _encoding(rest)
+            if encoding:
+                _note(path, encoding)
+            yield from BytesIO(rest.decode(encoding).encode() if encoding else rest)
+            return
+        yield line
+
+
+def _encoding(content: bytes) -> str | None:
+    """Return the encoding of a text that is not UTF-8; None for damaged UTF-8 and for other encodings.
+
+    >>> [_encoding(text.encode(name)) for text, name in (("정답", "cp949"), ("答え", "cp932"), ("größer", "cp1252"))]
+    ['cp949', 'cp932', 'cp1252']
+    >>> [_encoding(text) for text in ("größer".encode() + b"\\xff", "Сколько".encode("cp1251"), "多少".encode("gbk"))]
+    [None, None, None]
+    """
+    text = content.decode(errors="replace")
+    if len(LETTERS.findall(text)) > text.count("\ufffd"):
+        return None
+    for encoding, usual, share in ENCODINGS:
+        with suppress(UnicodeDecodeError):
+            text = content.decode(encoding)
+            if len(re.findall(usual, text)) >= share * len(LETTERS.findall(text)) > 0:
+                return encoding
+    with suppress(UnicodeDecodeError):
+        text = content.decode("cp1252")
+        # Letters with accents are next to plain ones. Three in a row are another alphabet.
+        return None if re.search(f"{LETTERS.pattern}{{3}}", text) else "cp1252"
+    return None
+
+
+@cache
+def _note(path: str | Path, encoding: str) -> None:
+    logger.warning(f"{path} is not in UTF-8, and is read as {encoding}: if letters are wrong, save it in UTF-8")
 
 
 def _is_value(line: bytes) -> bool:
@@ -182,18 +280,34 @@ def _json_rows(path: str | Path, content: bytes, split: str) -> Iterable[tuple[i
         text = content.decode().strip()
         first, end = json.JSONDecoder().raw_decode(text)
         if end == len(text) or "\n" in text[:end]:
-            return enumerate(_listed(path, first, split) or _objects(text), 1)
+            items = first.items() if isinstance(first, dict) else ()
+            lists = {name: part for name, part in items if name in LISTS and isinstance(part, list)}
+            if lists:
+                return enumerate(_part(path, lists, split, "lists"), 1)
+            if end == len(text):
+                _refuse_columns(path, first)
+            return enumerate(_objects(text), 1)
     # A bad line is named by its number.
     return _lines(BytesIO(content))
 
 
-def _listed(path: str | Path, value: Any, split: str) -> list[Any]:
-    """Return the list of rows in an object like ``{"train": [...]}``: the list of the split, or the only one."""
-    items = value.items() if isinstance(value, dict) else ()
-    lists = {name: part for name, part in items if name in LISTS and isinstance(part, list)}
-    if len(lists) > 1 and split not in lists:
-        raise UserError(f"{path} contains the lists {', '.join(lists)}: name one as the split")
-    return lists.get(split) or next(iter(lists.values()), [])
+def _part(path: str | Path, parts: dict[str, Any], split: str, kind: str) -> Any:
+    """Return the part of a file that is named like the split, or the only part."""
+    if len(parts) > 1 and split not in parts:
+        raise UserError(f"{path} contains the {kind} {', '.join(parts)}: name one as the split")
+    return parts.get(split) or next(iter(parts.values()), [])
+
+
+def _refuse_columns(path: str | Path, value: Any) -> None:
+    """Raise `UserError` for an object that contains columns, or rows by their ids."""
+    parts = [*value.values()] if isinstance(value, dict) else []
+    # A row may have a list of messages and a list of answers.
+    is_list = all(isinstance(part, list) and part and not isinstance(part[0], dict) for part in parts)
+    if parts and (is_list or all(isinstance(part, dict) for part in parts)):
+        of_index = is_list or all(key.isdecimal() for part in parts for key in part)  # as pandas writes columns
+        form, orient = ("columns", "") if of_index else ("rows by their ids", ", orient='index'")
+        convert = f"pandas.read_json('{path}', dtype=False{orient}).to_json('{path}l', orient='records', lines=True)"
+        raise UserError(f'{path} is one object of {form}: write lines of JSON, python -c "import pandas; {convert}"')
 
 
 def _objects(text: str) -> list[Any]:
@@ -210,31 +324,87 @@ def _objects(text: str) -> list[Any]:
     return values
 
 
-def _cells(lines: Iterable[bytes], header: str) -> Iterator[tuple[int, dict[str, str | None]]]:
+def _sheet(path: str | Path, file: Any, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of an Excel sheet, named like the split or the only one, with their numbers."""
+    try:
+        from openpyxl import load_workbook
+    except ImportError:
+        remedy = f"pip install 'grpo_math[excel]' reads it, or {AS_CSV}"
+        raise UserError(f"{path} is a workbook: {remedy}") from None
+    book = load_workbook(file, read_only=True, data_only=True)
+    sheets = {sheet.title: [*enumerate(sheet.iter_rows(values_only=True), 1)] for sheet in book.worksheets}
+    filled = {title: [(number, cells) for number, cells in rows if {*cells} - {None}] for title, rows in sheets.items()}
+    return _rows(_part(path, {title: rows for title, rows in filled.items() if rows}, split, "sheets"))
+
+
+def _cells(lines: Iterator[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a CSV file with the number of their last line. An empty cell is None."""
     # csv refuses a cell of more than 131,072 characters. A reasoning trace may be longer.
     csv.field_size_limit(sys.maxsize)
-    # newline="" keeps a line break in a quoted cell. strict refuses a quote without an end, which would
-    # otherwise take the rest of the file into one cell.
-    texts = (text for line in _decoded(lines) for text in StringIO(line, newline=""))
-    rows = csv.DictReader(texts, restkey=EXTRA, delimiter=max(",;\t", key=header.count), strict=True)
-    # The last of two columns with one name would silently replace the first. Empty names come from trailing commas.
-    names = [name for name in rows.fieldnames or () if name.strip()]
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"two columns are named {repeated[0]!r}")
-    return ((rows.line_num, {name: cell or None for name, cell in row.items()}) for row in rows)
+    head = _through_text(lines)
+    delimiter = max(",;\t", key=head.decode(errors="replace").count)
+    return _rows(_records(chain(BytesIO(head), lines), delimiter))
 
 
-def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
-    """Decode lines. An error counts the bytes from the start of the file."""
-    start = 0
+def _rows(records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield a row for each record after the first one, which has the names. An exception becomes the row's fault."""
+    names: list[str] = []
+    for number, cells in records:
+        if not names:
+            if isinstance(cells, Exception):
+                raise cells
+            names = ["" if name is None else str(name) for name in cells]
+            # The last of two columns with one name would silently replace the first. Empty names: trailing commas.
+            stated = [name for name in names if name.strip()]
+            if repeated := [name for name in stated if stated.count(name) > 1]:
+                raise ValueError(f"two columns are named {repeated[0]!r}")
+        elif isinstance(cells, Exception):
+            yield number, {FAULT: f"cannot be read ({cells})"}
+        elif len(cells) > len(names):
+            yield number, {FAULT: "has more cells than the file has columns"}
+        else:
+            padded = [*cells, *[None] * (len(names) - len(cells))]
+            yield number, {name: None if cell == "" else cell for name, cell in zip(names, padded, strict=True)}
+
+
+def _records(lines: Iterator[bytes], delimiter: str) -> Iterator[tuple[int, Any]]:
+    """Yield the records of a CSV file with the number of their last line.
+
+    A record that cannot be read is an exception, with the number of its first line. The next record begins in the line
+    after this one: a quote without an end would otherwise take the rest of the file.
+    """
+    following, ahead, taken = _texts(lines), deque[str | bytes](), list[str | bytes]()
+
+    def texts() -> Iterator[str]:
+        while text := ahead.popleft() if ahead else next(following, ""):
+            taken.append(text)
+            yield text if isinstance(text, str) else text.decode()
+
+    number = 0
+    while True:
+        try:
+            # strict refuses a quote without an end, and text after a quote.
+            for cells in csv.reader(texts(), delimiter=delimiter, strict=True):
+                number += len(taken)
+                taken.clear()
+                if cells:
+                    yield number, cells
+            return
+        except (csv.Error, UnicodeDecodeError) as error:
+            number += 1
+            ahead.extendleft(reversed(taken[1:]))
+            taken.clear()
+            yield number, error
+
+
+def _texts(lines: Iterable[bytes]) -> Iterator[str | bytes]:
+    """Decode lines. A line that is not UTF-8 stays bytes."""
     for line in lines:
         try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            content, first, end = bytes(start) + line, start + error.start, start + error.end
-            raise UnicodeDecodeError(error.encoding, content, first, end, error.reason) from None
-        start += len(line)
+            # newline="" keeps a line break in a quoted cell.
+            yield from StringIO(line.decode(), newline="")
+        except UnicodeDecodeError:
+            yield line
 
 
 def home(path: str | Path) -> Path:

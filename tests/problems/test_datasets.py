@@ -1,10 +1,12 @@
 """Rows of files of five formats, of the Hub (a stand-in) and of generated problems: what is kept, drawn and refused."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
 import re
+import sys
 from collections import Counter
 from decimal import Decimal
 from hashlib import sha256
@@ -12,8 +14,10 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import datasets as hub_datasets
+import numpy
 import pyarrow
 import pytest
+from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 from grpo_math.errors import ConfigError, DataError, UserError
@@ -407,14 +411,7 @@ def test_a_number_of_any_kind_is_a_gold_answer_and_a_cell_may_have_any_length(tm
             b"PAR1 and no more",
             "ArrowInvalid: Could not open Parquet input source '<Buffer>': Parquet magic bytes not found in footer",
         ),
-        ("a.csv", b'problem,answer\n"What is,7\n', "Error: unexpected end of data)"),
         ("a.csv", b"problem,answer,answer\nWhat?,7,8\n", "ValueError: two columns are named 'answer')"),
-        (
-            "a.csv",
-            "problem,answer\ncaf\u00e9,7\n".encode("latin-1"),
-            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0xe9 in position 18: invalid continuation byte): "
-            "save it in UTF-8",
-        ),
         ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:20], "EOFError: Compressed file ended before"),
         ("a.jsonl.zst", pyarrow.compress(JSONL.encode(), "zstd", asbytes=True)[:40], "OSError: Truncated compressed"),
         ("a.json", b'[{"problem": "a?",]', "JSONDecodeError: "),
@@ -474,6 +471,136 @@ def test_a_table_without_a_line_of_names_is_noticed(tmp_path, name, comma):
         load_problems(str(tmp_path / name))
 
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 'It\'s "3 + 4". What is it?\n'}]
+AS_TEXT = {
+    "pandas": repr(CHAT),
+    "JSON": json.dumps(CHAT, indent=1),
+    "numpy": str(numpy.array(CHAT)),  # as to_csv of a Parquet file, and Dataset.to_csv, write it
+}
+
+
+@pytest.mark.parametrize("form", AS_TEXT)
+def test_a_chat_that_a_table_stored_as_text_is_read_as_the_chat(tmp_path, form):
+    gold = {"pandas": "{'ground_truth': '7'}", "JSON": '{"ground_truth": "7"}', "numpy": "{'ground_truth': '7'}"}[form]
+    row = {"prompt": AS_TEXT[form], "reward_model": gold, "choices": "['7' '8']"}
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, row)
+        table.writeheader()
+        table.writerow(row)
+    (read,) = load_problems(str(tmp_path / "a.csv"), template="as_is")
+    assert (read["prompt"], read["problem"]) == (CHAT, CHAT[1]["content"].strip() + "\n(A) 7\n(B) 8")
+    (read,) = load_problems(str(tmp_path / "a.csv"))
+    assert read["prompt"][-1] == {"role": "user", "content": read["problem"]}
+
+
+def test_a_chat_as_text_that_cannot_be_read_is_a_bad_row(tmp_path):
+    rows = [{"prompt": "[{'role': 'user', 'content': 'It's 3'}]", "answer": "7"}, {"prompt": "[3, 4] is?", "answer": 7}]
+    file = write(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1: prompt is a chat that a table stored as text, and that cannot be"
+    ):
+        load_problems(file)
+    assert values(load_problems(file, skip_bad_rows=True), "problem") == [("[3, 4] is?",)]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "Wie groß ist “x” bei 3 + 4 = x – 1?"),
+        ("cp949", "사과 3개와 4개를 더하면?"),
+        ("cp932", "りんごが３個と４個。全部でいくつ？"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_file_of_excel_or_windows_is_read_in_its_encoding_with_a_note(tmp_path, caplog, encoding, text, name):
+    line = f"problem,answer\n{text},8\n" if name == "a.csv" else f'{{"problem": "{text}", "answer": 8}}\n'
+    (tmp_path / name).write_bytes(line.encode(encoding))
+    assert [row["problem"] for row in load_problems(str(tmp_path / name))] == [text]
+    assert len(caplog.messages) == 1
+    assert f"{name} is not in UTF-8, and is read as {encoding}: " in caplog.text
+
+
+def test_a_quote_without_an_end_is_a_bad_row_and_the_rows_after_it_are_read(tmp_path, caplog):
+    lines = [
+        "problem,answer",
+        "What is 1 + 1?,2",
+        '"What is 2 + 2?,4',
+        "",
+        '"What is',
+        '3 + 3?",6',
+        'a "b" c?,7',
+        '"d?,8',
+    ]
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join([*lines, "e?,9", "caf\xe9 größer,1", ""]))
+    with pytest.raises(
+        DataError, match=r"a\.csv:3: row cannot be read \(',' expected after '\"'\): correct the row, or"
+    ):
+        load_problems(str(file))
+    rows = load_problems(str(file), skip_bad_rows=True)
+    assert values(rows, "id", "answer") == [("a/2", "2"), ("a/6", "6"), ("a/7", "7"), ("a/9", "9"), ("a/10", "1")]
+    assert "skipped 2 of 7 rows" in caplog.text
+    # One damaged letter of UTF-8 is not another encoding.
+    file.write_bytes(file.read_bytes().replace(b"e?,9", b"e\xff?,9"))
+    assert "a/9" not in [row["id"] for row in load_problems(str(file), skip_bad_rows=True)]
+
+
+@pytest.mark.parametrize("form", ["stream.arrow", "file.arrow", "a.feather", "columns.json", "pandas.json", "ids.json"])
+def test_the_remedy_for_another_form_makes_a_file_that_is_read(tmp_path, form):
+    table, file = pyarrow.Table.from_pylist(ROWS), str(tmp_path / form)
+    texts = {
+        "columns.json": {name: [row[name] for row in ROWS] for name in ROWS[0]},
+        "pandas.json": {name: {str(i): row[name] for i, row in enumerate(ROWS)} for name in ROWS[0]},
+        "ids.json": {f"id{i}": row for i, row in enumerate(ROWS)},
+    }
+    if form in texts:
+        Path(file).write_text(json.dumps(texts[form]))
+    elif form == "a.feather":
+        write_feather(table, file)
+    else:
+        make = pyarrow.ipc.new_stream if form == "stream.arrow" else pyarrow.ipc.new_file
+        with make(file, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(
+        UserError, match=r" is (?:an Arrow file|one object of (?:columns|rows by their ids)): "
+    ) as error:
+        load_problems(file)
+    program = re.search(r'python -c "(.*)"$', str(error.value))[1]
+    exec(program, {})
+    assert values(load_problems(f"{file}.jsonl" if form not in texts else f"{file}l"), "problem", "answer") == [
+        (row["problem"], row["answer"]) for row in ROWS
+    ]
+
+
+def test_a_text_file_is_read_if_it_has_json_and_is_named_otherwise(tmp_path):
+    assert len(load_problems(write(tmp_path / "a.txt", GOOD, GOOD))) == 2
+    with pytest.raises(UserError, match=r"b\.txt is text without JSON: end the name of a table in \.csv or \.tsv"):
+        load_problems(write(tmp_path / "b.txt", "What is 3 + 4?\t7"))
+
+
+def test_a_sheet_of_excel_is_read_and_a_book_of_several_names_them(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book, rows = openpyxl.Workbook(), [["Problem", "Answer", None], ["What is 3 + 4?", 7], [None, None], ["0 + 0?", 0]]
+    for row in rows:
+        book.active.append(row)
+    book.create_sheet("empty")
+    book.save(tmp_path / "a.xlsx")
+    assert values(load_problems(str(tmp_path / "a.xlsx")), "id", "answer") == [("a/2", "7"), ("a/4", "0")]
+    book["empty"].append(["problem", "answer"])
+    book.save(tmp_path / "a.xlsx")
+    with pytest.raises(UserError, match=r"a\.xlsx contains the sheets Sheet, empty: name one as the split"):
+        load_problems(str(tmp_path / "a.xlsx"))
+
+
+def test_without_openpyxl_the_line_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    (tmp_path / "a.xlsx").write_bytes(b"PK\x03\x04")
+    with pytest.raises(
+        UserError, match=r"a\.xlsx is a workbook: pip install 'grpo_math\[excel\]' reads it, or save the"
+    ):
+        load_problems(str(tmp_path / "a.xlsx"))
+
+
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
@@ -490,6 +617,9 @@ def test_a_table_without_a_line_of_names_is_noticed(tmp_path, name, comma):
         ("Enoncé,Corrigé\nCalculer 3 + 4.,3 + 4 = 7 donc la réponse est #### 7\n", "problem=Enoncé,answer=Corrigé"),
         ("问题;答案;难度\n小明有三个苹果，又买了四个，一共几个？;7;易\n", "problem=问题,answer=答案"),
         ("question,Antwort,Stufe\nWhat is 3 + 4?,7 Euro,2\nWhat is 9 + 4?,13 Euro,2\n", "answer=Antwort"),
+        ("Pergunta,a,b,c,d,Gabarito\nQuanto é 3 + 4?,6,7,8,9,b\n", "problem=Pergunta,answer=Gabarito"),
+        ("Вопрос,Тема,Ответ\nСколько будет 3 + 4?,сложение,7\n", "problem=Вопрос,answer=Ответ"),
+        ("문제,보기1,보기2,정답\n3 + 4는 얼마입니까?,7,8,①\n", "problem=문제,answer=정답"),
     ],
 )
 def test_headers_of_another_language_give_the_line_to_paste(tmp_path, rows, columns):
@@ -498,8 +628,25 @@ def test_headers_of_another_language_give_the_line_to_paste(tmp_path, rows, colu
         load_problems(str(tmp_path / "a.csv"))
     assert error.value.remedy.endswith(f"; give --columns {columns}")
     (row, *_) = load_problems(str(tmp_path / "a.csv"), columns=columns)
-    assert row["problem"].endswith(("?", "？", "."))
-    assert row["answer"].startswith(("3 Euro", "7"))
+    is_choice = "(A) " in row["problem"]
+    assert is_choice or row["problem"].endswith(("?", "？", "."))
+    assert row["answer"].startswith(("A", "B") if is_choice else ("3 Euro", "7"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "What is 3 + 4?", "qid": "2", "a": "6", "b": "7", "c": "8", "d": "9"},
+        {"question": "What is 3 + 4?", "iIndex": 2, "answer_type": "integer", "answer_id": 3, "score": 7},
+        {"question": "What is 3 + 4?", "answer_1": "6", "answer_2": "7", "hash": "7af3"},
+        {"iIndex": 4, "text": "3 + 4 = 7", "0": 7},
+    ],
+)
+def test_a_column_whose_name_does_not_say_that_it_is_the_answer_is_not_offered(tmp_path, row):
+    with pytest.raises(DataError) as error:
+        load_problems(write(tmp_path / "a.jsonl", row))
+    assert f"its columns are {', '.join(row)}; accepted are " in str(error.value)
+    assert ": name another one with --columns; correct the row" in str(error.value)
 
 
 def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):
