@@ -1,6 +1,6 @@
 """The memory plan of one recipe on one machine: the layout, the bytes of each phase, and what does not fit.
 
-plan.py reads the recipe and the machine. ladder.py changes settings until a plan fits.
+plan.py reads the recipe and the machine. remedies.py changes settings until a plan fits.
 """
 
 from collections.abc import Iterator

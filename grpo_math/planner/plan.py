@@ -10,9 +10,9 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.planner import devices, seconds
 from grpo_math.planner.cards import Card
-from grpo_math.planner.ladder import suggest
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import model_shape, read_config
+from grpo_math.planner.remedies import suggest
 from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
 from grpo_math.planner.work import Machine
 from grpo_math.settings import batch

@@ -1,0 +1,251 @@
+"""The changes that make a recipe fit: a table of remedies, in the order of what they cost the user.
+
+A new remedy is a row of `REMEDIES`. `climb` takes remedies until the plan fits, and then takes back what is not needed.
+memory_plan.py decides whether a plan fits.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise, product
+from typing import Any, NamedTuple
+
+from grpo_math.generation.dtypes import corrections, has_bfloat16
+from grpo_math.planner.memory_plan import MemoryPlan
+from grpo_math.planner.settings import Json, Settings
+from grpo_math.planner.work import splits
+from grpo_math.settings import batch
+from grpo_math.system.machine import GB
+
+SHORTEST = 256  # tokens of a completion that is suggested
+CONFIG, SHARE = "accelerate_config", "vllm_gpu_memory_utilization"
+Configs = Mapping[str, Settings | None]  # accelerate configs by name
+Changes = dict[str, Json]  # recipe fields by the name of a remedy; a later one overrides an earlier one
+
+
+class Remedy(NamedTuple):
+    """A way to need less memory.
+
+    ``changes``: recipe fields for a plan, the mildest first. ``gpu_only``: a CPU gains nothing. ``learns_differently``:
+    the changes affect what is learned. Such a remedy is tried only if all earlier ones together do not suffice.
+    """
+
+    name: str
+    changes: Callable[[MemoryPlan], Iterable[Json]]
+    gpu_only: bool = False
+    learns_differently: bool = False
+
+    def values(self, plan: MemoryPlan) -> list[Json]:
+        """Return the changes that have an effect."""
+        settings = plan.settings
+        is_useless = self.gpu_only and settings["use_cpu"]
+        return [] if is_useless else [value for value in self.changes(plan) if {**settings, **value} != {**settings}]
+
+
+def _half(plan: MemoryPlan) -> Json:
+    """Return the fields of weights in 16 bit. Without bfloat16, ``auto`` is float16."""
+    if has_bfloat16(plan.machine.capability):
+        return {"dtype": "bfloat16"}
+    return {"dtype": "auto"} if plan.settings["fp16"] else {}
+
+
+def _fewer(number: int) -> list[int]:
+    """Return the divisors below a number, the largest first."""
+    return batch.divisors(number)[-2::-1]
+
+
+def _engines(plan: MemoryPlan) -> list[Json]:
+    """Return the tensor parallel sizes that a colocated vLLM can be given."""
+    if plan.layout.generation != "colocate":
+        return []
+    sizes = (n for n in batch.divisors(plan.machine.gpus) if plan.machine.shape.heads % n == 0)
+    return [{"vllm_tensor_parallel_size": n} for n in sizes]
+
+
+def _adapters(plan: MemoryPlan) -> list[Json]:
+    """Return an adapter in place of all weights, on a base in 16 and in 4 bit."""
+    fields = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
+    return [] if plan.settings["use_peft"] else [fields | _half(plan), fields | QUANTISED | NESTED | _half(plan)]
+
+
+def _fewer_prompts(plan: MemoryPlan) -> list[Json]:
+    prompts = plan.settings["prompts_per_step"]
+    name = "prompts_per_step" if prompts else "gradient_accumulation_steps"
+    return [{name: n} for n in _fewer(prompts or plan.batch.steps)]
+
+
+def _completions(plan: MemoryPlan) -> Iterator[Json]:
+    """Yield shorter completions. For vLLM each comes with the recipe's context, and with the shortest possible one."""
+    settings, prompt = plan.settings, plan.machine.prompt
+    for length in (settings["max_completion_length"] // 2**k for k in range(1, 16)):
+        if length >= SHORTEST:
+            yield {"max_completion_length": length, "vllm_max_model_length": settings["vllm_max_model_length"]}
+            if settings["use_vllm"]:
+                yield {"max_completion_length": length, "vllm_max_model_length": prompt + length}
+
+
+def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
+    """Yield changes that make micro-batches smaller: rows if a loss term needs whole micro-batches, else tokens."""
+    rows, settings = plan.batch.rows, plan.settings
+    if not splits(settings):
+        for n in batch.divisors(rows)[1:]:
+            # With prompts_per_step the number of steps is solved.
+            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": plan.batch.steps * n}
+            yield {"per_device_train_batch_size": rows // n, **steps}
+        return
+    tokens = settings["max_tokens_per_micro_batch"] or rows * plan.sequence
+    # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
+    factor = 2 if plan.machine.shape.linear else 4
+    # A completion stays whole, so a budget below the shortest sequence saves nothing.
+    least = min(plan.sequence, plan.machine.prompt + SHORTEST)
+    while tokens > least:
+        tokens = max(tokens // factor, least)
+        yield {"max_tokens_per_micro_batch": tokens}
+
+
+ONE_COPY: Json = {"vllm_share_weights": True}
+QUANTISED: Json = {"load_in_4bit": True}
+NESTED: Json = {"use_bnb_nested_quant": True}
+# The cheapest for the user first.
+REMEDIES = (
+    # Frozen weights lose almost no accuracy in 16 bit.
+    Remedy("dtype", lambda plan: [_half(plan)] if plan.settings["use_peft"] else [], gpu_only=True),
+    # vLLM must have room for one sequence of its context, which is the model's by default.
+    Remedy("context", lambda plan: [{"vllm_max_model_length": plan.sequence}] if plan.settings["use_vllm"] else []),
+    # With dropout, each row of a prefill contains its prompt.
+    Remedy("dropout", lambda plan: [{"lora_dropout": 0.0}]),
+    # Smaller passes keep the gradient. A GPU is less busy.
+    Remedy("micro_batch", _micro_batches),
+    # From here, the run is slower. Layers are computed twice.
+    Remedy("checkpointing", lambda plan: [{"gradient_checkpointing": True}]),
+    # vLLM wakes up for each rollout.
+    Remedy("sleep", lambda plan: [{"vllm_enable_sleep_mode": True}] if plan.settings["use_vllm"] else []),
+    # The moments have 8 bit.
+    Remedy("optimizer", lambda plan: [{"optim": "adamw_8bit"}], gpu_only=True),
+    # Fewer rows share a read of the weights.
+    Remedy("rollout", lambda plan: [{"steps_per_generation": n} for n in _fewer(plan.batch.steps)]),
+    # Policy and vLLM share the base, or the base is dequantised for each product.
+    Remedy(
+        "base", lambda plan: [ONE_COPY, QUANTISED, QUANTISED | NESTED, QUANTISED | NESTED | ONE_COPY], gpu_only=True
+    ),
+    # The processes of a group share the weights of one engine.
+    Remedy("tensor_parallel", _engines),
+    # The inputs of layers wait in main memory.
+    Remedy("offload", lambda plan: [{"activation_offloading": True}], gpu_only=True),
+    # From here, the run learns differently. Only an adapter is trained.
+    Remedy("adapter", _adapters, gpu_only=True, learns_differently=True),
+    # The gradient is noisier.
+    Remedy("prompts", _fewer_prompts, learns_differently=True),
+    # Answers are shorter.
+    Remedy("completions", _completions, learns_differently=True),
+)
+
+
+def suggest(plan: MemoryPlan, configs: Configs) -> Json:
+    """Return {"suggestions": changes that make a recipe fit, "best": their plan, "lacking": what is missing if all
+    changes together do not fit}.
+
+    ``configs``: the accelerate configs that may be used in place of the plan's own. ``saves_gb`` is the drop of the
+    peak after the changes before it.
+    """
+    if plan.fits:
+        return {"suggestions": [], "best": None, "lacking": []}
+    changes, best = climb(plan, configs)
+    if not best.fits:
+        return {"suggestions": [], "best": None, "lacking": best.problems}
+    # A field is named in the change that gives it its last value, if the recipe has another value. Fields that follow
+    # from the GPU's number formats are always named: without an explicit ``bf16``, training would choose again.
+    last = {**_merged(changes), SHARE: best.settings[SHARE]}
+    unset = changes["forced"].keys() - plan.explicit
+    of_recipe = {name: value for name, value in plan.settings.items() if name not in unset}
+    config = last.pop(CONFIG)
+    chosen = [
+        {name: last[name] for name, value in change.items() if last.get(name) == value != of_recipe.get(name)}
+        for change in ({**changes, "share": {SHARE: last[SHARE]}}).values()
+    ]
+    chosen = [change for change in chosen if change]
+    before = accumulate(chosen[:-1], lambda done, change: {**done, **change}, initial={CONFIG: config})
+    plans = [*(changed(plan, configs, {"": done}) or plan for done in before), best]
+    suggestions = [
+        {
+            "set": [f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in change.items()],
+            "change": change,
+            "saves_gb": round((before.peak - after.peak) / GB, 3),
+            "fits": after.fits,
+        }
+        for change, (before, after) in zip(chosen, pairwise(plans), strict=True)
+    ]
+    return {"suggestions": suggestions, "best": {**best.answer(), CONFIG: config or None}, "lacking": []}
+
+
+def climb(plan: MemoryPlan, configs: Configs) -> tuple[Changes, MemoryPlan]:
+    """Return the cheapest changes that make a plan fit, and the plan with them. If nothing fits, return the nearest.
+
+    A start is an accelerate config and what generates, those of the recipe first. Up: each remedy gets its strongest
+    value that brings the plan no further from fitting. Down: each remedy, the dearest first, is left out or gets the
+    mildest value that still fits. What is learned changes only if no start fits without it.
+    """
+    # A GPU without bfloat16 leaves no choice, and neither do the positions that the model has.
+    forced = dict(corrections(plan.settings, plan.machine.capability, plan.machine.family))
+    length = (plan.machine.shape.max_tokens or plan.sequence) - plan.machine.prompt
+    if SHORTEST <= length < plan.settings["max_completion_length"]:
+        forced["max_completion_length"] = length
+    starts: list[Changes] = [
+        {"forced": forced, "config": {CONFIG: config}, "generation": generation}
+        for generation in ({}, *_other_generation(plan.settings))
+        for config in ("", *configs)
+    ]
+    stages = [*(REMEDIES[:n] for n, remedy in enumerate(REMEDIES) if remedy.learns_differently), REMEDIES]
+    nearest: tuple[Changes, MemoryPlan] = ({}, plan)
+    for remedies, start in product(stages, starts):
+        if (now := tuned(plan, configs, start)) is None:
+            continue
+        changes, values = start, {remedy.name: remedy.values(now) for remedy in remedies}
+        for name in values:
+            for value in reversed(values[name]):
+                higher = {**changes, name: value}
+                if (then := tuned(plan, configs, higher)) and then.severity <= now.severity:
+                    changes, now = higher, then
+                    break
+        for name in reversed([*changes][len(start) :]) if now.fits else ():
+            without = {known: change for known, change in changes.items() if known != name}
+            milder = values[name][: values[name].index(changes[name])]
+            for lower in (without, *({**changes, name: value} for value in milder)):
+                if (then := tuned(plan, configs, lower)) and then.fits:
+                    changes, now = lower, then
+                    break
+        nearest = min((changes, now), nearest, key=lambda entry: entry[1].severity)
+        if now.fits:
+            break
+    return nearest
+
+
+def _other_generation(settings: Settings) -> list[Json]:
+    # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
+    other = {"use_vllm": False} if settings["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
+    return [] if settings["use_cpu"] else [other]
+
+
+def tuned(plan: MemoryPlan, configs: Configs, changes: Changes) -> MemoryPlan | None:
+    """Return `changed`. If it does not fit, a colocated vLLM gets the share of the GPU that the policy leaves."""
+    then = changed(plan, configs, changes)
+    if then and not then.fits and then.layout.generation == "colocate":
+        shared = {**changes, "share": {SHARE: then.vllm_share()}}
+        if (better := changed(plan, configs, shared)) and better.severity < then.severity:
+            return better
+    return then
+
+
+def changed(plan: MemoryPlan, configs: Configs, changes: Changes) -> MemoryPlan | None:
+    """Return the plan with changes, or None if that cannot be planned or trained."""
+    fields, machine = _merged(changes), plan.machine
+    if name := fields.pop(CONFIG, None):
+        # Measuring takes seconds, so the plans of other configs use only existing measurements.
+        measured: Any = partial(machine.shape.measured, measures=False)  # type: ignore[call-arg]
+        machine = machine._replace(accelerate=configs[name], shape=replace(machine.shape, measured=measured))
+    return plan.changed(fields, machine)
+
+
+def _merged(changes: Changes) -> Json:
+    return {name: value for change in changes.values() for name, value in change.items()}
