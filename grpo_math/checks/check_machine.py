@@ -6,8 +6,7 @@ nvidia-smi lists the GPUs, so torch is not imported.
 import importlib.util
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
 from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
-from grpo_math.settings.accelerate import deepspeed_config, shipped_configs
+from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.vllm import generates
 from grpo_math.system import machine
 from grpo_math.system.gpus import capabilities, count_and_gb
@@ -117,7 +116,7 @@ def launched(setup: Setup) -> None:
     s = setup.settings
     deepspeed_config(s, None)
     # With several GPUs, `grpo-math train` starts a launcher itself.
-    if os.environ.get("RANK") or setup.processes > 1 or setup.accelerate or len(capabilities()) > 1:
+    if os.environ.get("RANK") or setup.launched > 1 or setup.accelerate or len(capabilities()) > 1:
         return
     for name in ("fsdp", "deepspeed"):
         reason = "needs processes that a launcher has started"
@@ -125,57 +124,22 @@ def launched(setup: Setup) -> None:
 
 
 def layout(setup: Setup) -> Iterator[Finding]:
-    """Policy and server can share the GPUs. Sets the number of processes that `grpo-math train` starts on them.
-
-    An accelerate config states the number of processes only for a CPU and for several machines.
-    """
-    gpus, gpu_gb = (0, 0.0) if setup.settings["use_cpu"] or setup.started else count_and_gb()
-    if gpus:
-        try:
-            setup.processes = planner.unplanned_layout(setup.settings, setup.recipe.explicit, gpus).policy
-        except ConfigError as error:
-            # The GPUs of a server that the user starts may be hidden here.
-            yield as_finding(error, "layout", "warning")
-            return
-        with suppress(UserError):
-            _, chosen = planner.choose(
-                setup.recipe.explicit_values(), _configs(setup), gpus=gpus, gpu_gb=gpu_gb, offline=True
-            )
-            setup.processes = chosen.layout.policy
-
-
-def _configs(setup: Setup) -> dict[str, Mapping[str, Any] | None]:
-    """Return the accelerate config of the run, or those of which `grpo-math train` takes the first that fits."""
-    of_run = {"": {"num_processes": setup.processes, **setup.accelerate}}
-    is_chosen = setup.accelerate or setup.started or "deepspeed" not in machine.versions()
-    return {**of_run} if is_chosen else {**shipped_configs(setup.settings), **of_run}
+    """Policy and server can share the GPUs."""
+    try:
+        if gpus := setup.gpus[0]:
+            planner.unplanned_layout(setup.settings, setup.recipe.explicit, gpus)
+    except ConfigError as error:
+        # The GPUs of a server that the user starts may be hidden here.
+        yield as_finding(error, "layout", "warning")
 
 
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
-    s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
-    if not gpus and not s["use_cpu"]:
+    if not count_and_gb()[0] and not setup.settings["use_cpu"]:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
-    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
-    explicit, machines = setup.recipe.explicit_values(), -(-setup.processes // per_machine)
-    # A server on the CPU, or one that the user has started, takes none of these GPUs.
-    if setup.started or s["use_cpu"]:
-        gpus, explicit = setup.processes, {"vllm_server_base_url": "started", **explicit}
     try:
-        # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
-        # above: the plan would start nvidia-smi again.
-        answer = planner.plan(
-            explicit,
-            _configs(setup),
-            gpus=gpus or None,
-            gpu_gb=gpu_gb or None,
-            cpu_gb=machines * machine.main_memory(),
-            capability=None if s["use_cpu"] else min(capabilities(), default=None),
-            prompt_tokens=max(sampled_lengths(setup)),
-            offline=True,
-        )
+        answer = planned(setup)
     except UserError as error:
         # Training needs no plan, and may still download the model. `layout` warns of too few GPUs.
         unknown = isinstance(error, NotPlanned) or getattr(error, "field", "vllm_mode") in UNPLANNED
@@ -189,6 +153,32 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         changes = "; ".join(line for suggestion in answer["suggestions"] for line in suggestion["set"])
         smaller = "take a smaller model: no change of settings makes it fit"
         yield Finding("warning", f"memory: {'; '.join(answer['problems'])}", changes or smaller)
+
+
+def planned(setup: Setup, offline: bool = True) -> dict[str, Any]:
+    """Return the memory plan of the run on this machine. ``offline``: as in `planner.plan`.
+
+    Raises `UserError` if the run cannot be planned.
+    """
+    s = setup.settings
+    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
+    explicit, machines = setup.recipe.explicit_values(), -(-setup.processes // per_machine)
+    # A server on the CPU, or one that the user has started, takes none of these GPUs.
+    if setup.started or s["use_cpu"]:
+        gpus, explicit = setup.processes, {"vllm_server_base_url": "started", **explicit}
+    # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
+    # above: the plan would start nvidia-smi again.
+    return planner.plan(
+        explicit,
+        setup.configs,
+        gpus=gpus or None,
+        gpu_gb=gpu_gb or None,
+        cpu_gb=machines * machine.main_memory(),
+        capability=None if s["use_cpu"] else min(capabilities(), default=None),
+        prompt_tokens=max(sampled_lengths(setup)),
+        offline=offline,
+    )
 
 
 def disk(setup: Setup) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, escaped, first_line, require_choice
-from grpo_math.generation.models import check_reference, config_file, context_length, load_tokenizer, model_path
+from grpo_math.generation.models import check_reference, check_weights, config_file, context_length, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
@@ -70,7 +70,23 @@ def _numbered(path: str, layers: int) -> Iterator[str]:
         yield "".join(chain.from_iterable(zip(parts, (*numbers, ""), strict=True)))
 
 
-# The tokenizer
+# With torch: the classes of training, and the tokenizer
+
+
+def accepted_by_trl(setup: Setup) -> None:
+    """The classes of training take the settings."""
+    from grpo_math.checks.training import probe
+    from grpo_math.trainer.recipe_settings import build
+
+    settings = build(setup.recipe)
+    probe(settings.arguments, settings.config)
+
+
+def files(setup: Setup) -> None:
+    """The tokenizer can be loaded, and the weights are complete."""
+    path = model_path(setup.settings["model_name_or_path"])
+    _ = setup.tokenizer
+    check_weights(path)
 
 
 def chat_template(setup: Setup) -> None:
@@ -207,7 +223,6 @@ def show(argv: Sequence[str], n: int) -> Answer:
         raise ConfigError("show", n, "is not a number of problems", "give 1 or more")
     setup = Setup(read(argv).raise_first_problem())
     rows = setup.problems.first(n)
-    setup.tokenizer = load_tokenizer(model_path(setup.settings["model_name_or_path"]), setup.settings["model_revision"])
     chat_template(setup)  # refuses a prompt that the chat template cannot render
     shown, lines = [], []
     for row, ids in zip(rows, prompt_ids(setup, rows), strict=True):

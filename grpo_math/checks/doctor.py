@@ -1,7 +1,6 @@
 """Check a run before it starts: the findings of `grpo-math doctor`, one after another.
 
-The checks without torch (checks/) come first, then the settings as training parses them, then the tokenizer. After an
-error, the later stages are left out.
+preflight.py has the checks, in their order. After an error, those that need a sound run are left out.
 
 Loads no weights, and writes nothing.
 """
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from grpo_math.checks import Finding
 from grpo_math.checks.check_services import cache_only
-from grpo_math.checks.preflight import CHECKS, DOCTOR_CHECKS, WITH_TOKENIZER, preflight
+from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.settings import accelerate, recipe
@@ -36,34 +35,7 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
     heldout = [entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)]
     if note := cache_only([s["dataset"], s["eval_dataset"], *heldout], s["model_name_or_path"]):
         yield Finding("info", note, check="hub")
-    failed = bool(read.problems)
-    for finding in preflight(setup, (*CHECKS, *DOCTOR_CHECKS), failed):
-        failed |= finding.level == "error"
-        yield finding
-    # The classes of training would raise the same errors again.
-    if not failed:
-        yield from _as_training(read, setup)
-
-
-def _as_training(read: recipe.Recipe, setup: Setup) -> Iterator[Finding]:
-    """Yield the findings of TRL's classes, then of the tokenizer."""
-    # These import torch, which takes seconds.
-    from grpo_math.checks.training import probe
-    from grpo_math.generation.models import check_weights, load_tokenizer, model_path
-    from grpo_math.trainer.recipe_settings import build
-
-    check = "settings"
-    try:
-        settings = build(read)
-        probe(settings.arguments, settings.config)
-        check = "model"
-        path = model_path(settings.model.model_name_or_path)
-        setup.tokenizer = load_tokenizer(path, settings.model.model_revision)
-        check_weights(path)
-    except UserError as error:
-        yield as_finding(error, check)
-        return
-    yield from preflight(setup, WITH_TOKENIZER)
+    yield from preflight(setup, failed=bool(read.problems))
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -1,53 +1,46 @@
 """The checks before a run: settings, problems, rewards, machine and services -> findings, in seconds.
 
-`grpo-math doctor` prints the findings, and training runs the checks before weights load. A check is a function of
-checks/ that yields findings without its name, or raises the `UserError` that training would end with.
+`grpo-math doctor` prints the findings, and training runs the checks before weights load. A new check is a function of
+checks/ and a row of `CHECKS`.
 
 >>> from grpo_math.settings.recipe import read
 >>> settings = read(["--model_name_or_path", "embedded", "--lora_target_modules", "q_prj", "--use_peft"])
->>> [finding] = preflight(Setup(settings), only=("adapter",))
+>>> [finding] = preflight(Setup(settings), [Check("adapter", check_model.adapter)])
 >>> print(finding.line())
 error: lora_target_modules='q_prj' matches no linear map of a layer. Remedy: use all-linear, or ... (adapter)
 
 Imports no torch.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from grpo_math.checks import Finding, attack, audit, check_machine, check_model, check_rewards, check_services
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import UserError
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings import rules
-from grpo_math.settings.recipe import Recipe
 from grpo_math.system.collectives import broadcast_from_main
 
+# When training makes a check: before TRL's settings are made, before torch is imported, before the tokenizer is loaded,
+# and with the tokenizer. `grpo-math train` makes the first two itself, in a second, and hands the warnings on.
+START, EARLY, MAIN, TOKENIZER = "start", "early", "main", "tokenizer"
 
-def ask(setup: Setup, checks: Collection[str]) -> list[str]:
-    """Return the lines of the warnings. Raise `UserError` for the first error. All ranks call this, and get the same.
 
-    >>> from grpo_math.settings.recipe import read
-    >>> settings = read(["--dataset", "generated:sums", "--per_device_train_batch_size", "8"])
-    >>> ask(Setup(settings), ["batch"])
-    ['warning: a step has 1 prompt, so its gradient is mostly noise. Remedy: prompts_per_step: 16 (batch)']
-    >>> ask(Setup(settings), ["model"])
-    Traceback (most recent call last):
-    ...
-    grpo_math.errors.UserError: model_name_or_path=None is missing: give a folder, a Hub id, or 'embedded'
+class Check(NamedTuple):
+    """A check of a run before it starts.
+
+    ``name``: of the check in its findings. ``run`` yields findings without the name, or raises the `UserError` that
+    training would end with; one that only raises returns None. ``after_error``: False for a check that needs settings
+    that can run, or a model and a chat template that work. ``doctor_only``: training leaves the check out, because the
+    check takes seconds or prints examples, or because training does the same itself.
     """
-    return broadcast_from_main(lambda: warning_lines(setup, checks))
 
-
-def warning_lines(setup: Setup, checks: Collection[str]) -> list[str]:
-    """Return the lines of the warnings. Raise `UserError` for the first error."""
-    lines = []
-    for finding in preflight(setup, checks):
-        if finding.level == "error":
-            raise UserError(f"{finding.message}: {finding.remedy}")
-        if finding.level == "warning":
-            lines.append(finding.line())
-    return lines
+    name: str
+    run: Callable[[Setup], Iterable[Finding] | None]
+    when: str = MAIN
+    after_error: bool = True
+    doctor_only: bool = False
 
 
 def settings(setup: Setup) -> list[Finding]:
@@ -57,74 +50,89 @@ def settings(setup: Setup) -> list[Finding]:
     return [line for line in lines if line.level == "error"] or lines
 
 
-# A check that only raises returns None.
-Check = Callable[[Setup], Iterable[Finding] | None]
-# The order matters, because training ends with the first error. Checks that use the network come late.
-CHECKS: dict[str, Check] = {
-    "settings": settings,
-    "versions": check_machine.versions,
-    "number_format": check_machine.number_formats,
-    "deepspeed": check_machine.launched,
-    "problems": check_rewards.problems,
-    "output_dir": check_machine.output_dir,
-    "layout": check_machine.layout,
-    "batch": check_rewards.batch,
-    "golds": check_rewards.golds,
-    "rewards": check_rewards.rewards,
-    "model": check_model.model,
-    "adapter": check_model.adapter,
-    "trackers": check_services.trackers,
-    "hub": check_services.hub,
-    "vllm_server": check_services.vllm_server,
-    "disk": check_machine.disk,
-    "python_tool": check_machine.python_tool,
-}
-# Only the doctor makes these, because they take seconds or print examples.
-DOCTOR_CHECKS: dict[str, Check] = {"gold_answers": check_rewards.examples, "audit": audit.check, "attack": attack.check}
-# Checks that are left out after an error: they need settings that can run, and a model and a chat template that work.
-AFTER_ALL = ("settings", "adapter", *DOCTOR_CHECKS, "vllm_server", "disk", "end_of_turn", "prompt_lengths", "memory")
-# The checks that need the tokenizer, whose package imports torch.
-WITH_TOKENIZER: dict[str, Check] = {
-    "chat_template": check_model.chat_template,
-    "reference": check_model.reference,
-    "end_of_turn": check_model.end_of_turn,
-    "prompt_lengths": check_model.prompt_lengths,
-    "memory": check_machine.memory_plan,
-}
+# In this order, because training ends with the first error. Checks that use the network come late.
+CHECKS: tuple[Check, ...] = (
+    Check("settings", settings, EARLY, after_error=False),
+    Check("versions", check_machine.versions, EARLY),
+    Check("number_format", check_machine.number_formats, EARLY),
+    Check("deepspeed", check_machine.launched, START),
+    Check("problems", check_rewards.problems, EARLY),
+    Check("output_dir", check_machine.output_dir, EARLY),
+    Check("layout", check_machine.layout),
+    Check("batch", check_rewards.batch),
+    Check("golds", check_rewards.golds),
+    Check("rewards", check_rewards.rewards, EARLY),
+    Check("model", check_model.model),
+    Check("adapter", check_model.adapter, after_error=False),
+    Check("trackers", check_services.trackers),
+    Check("hub", check_services.hub),
+    Check("vllm_server", check_services.vllm_server, after_error=False),
+    Check("disk", check_machine.disk, after_error=False),
+    Check("python_tool", check_machine.python_tool),
+    Check("gold_answers", check_rewards.examples, after_error=False, doctor_only=True),
+    Check("audit", audit.check, after_error=False, doctor_only=True),
+    Check("attack", attack.check, after_error=False, doctor_only=True),
+    # These import torch. After an error they are left out: the classes of training would raise it again.
+    Check("settings", check_model.accepted_by_trl, TOKENIZER, after_error=False, doctor_only=True),
+    Check("model", check_model.files, TOKENIZER, after_error=False),
+    Check("reference", check_model.reference, TOKENIZER, after_error=False),
+    Check("chat_template", check_model.chat_template, TOKENIZER, after_error=False),
+    Check("end_of_turn", check_model.end_of_turn, TOKENIZER, after_error=False),
+    Check("prompt_lengths", check_model.prompt_lengths, TOKENIZER, after_error=False),
+    Check("memory", check_machine.memory_plan, TOKENIZER, after_error=False),
+)
 
 
-def preflight(setup: Setup, only: Collection[str] = tuple(CHECKS), failed: bool = False) -> Iterator[Finding]:
-    """Yield the findings of the checks named in ``only``. An error that two checks raise is yielded once.
+def checks_of_training(*when: str) -> list[Check]:
+    """Return the checks that training makes at these times."""
+    return [check for check in CHECKS if check.when in when and not check.doctor_only]
+
+
+def preflight(setup: Setup, checks: Iterable[Check] = CHECKS, failed: bool = False) -> Iterator[Finding]:
+    """Yield the findings of checks. An error that two checks raise is yielded once.
 
     ``failed``: there was an error before these checks.
     """
     yielded = set[str]()
-    for name, check in {**CHECKS, **DOCTOR_CHECKS, **WITH_TOKENIZER}.items():
-        if name not in only or (failed and name in AFTER_ALL):
+    for check in checks:
+        if failed and not check.after_error:
             continue
         try:
-            for finding in check(setup) or ():
+            for finding in check.run(setup) or ():
                 failed |= finding.level == "error"
-                yield finding._replace(check=name)
+                yield finding._replace(check=check.name)
         # Training needs no plan: a model or a setting that the planner does not support is not an error.
         except NotPlanned as error:
-            yield as_finding(error, name, "info")
+            yield as_finding(error, check.name, "info")
         except UserError as error:
             failed = True
             # Several checks read the same problems, and would report the same error.
             if str(error) not in yielded:
                 yielded.add(str(error))
-                yield as_finding(error, name)
+                yield as_finding(error, check.name)
 
 
-# Checks that need neither torch nor the number of processes.
-EARLY = ("settings", "versions", "number_format", "deepspeed", "problems", "output_dir", "rewards")
+def warning_lines(setup: Setup, checks: Iterable[Check]) -> list[str]:
+    """Return the lines of the warnings. Raise `UserError` for the first error.
 
-
-def refuse_early(read: Recipe, accelerate: Mapping[str, Any]) -> None:
-    """Raise the error that training would end with, if it can be found in a second. Training runs the other checks.
-
-    ``accelerate``: the content of the accelerate config.
+    >>> from grpo_math.settings.recipe import read
+    >>> settings = read(["--dataset", "generated:sums", "--per_device_train_batch_size", "8"])
+    >>> warning_lines(Setup(settings), [Check("batch", check_rewards.batch)])
+    ['warning: a step has 1 prompt, so its gradient is mostly noise. Remedy: prompts_per_step: 16 (batch)']
+    >>> warning_lines(Setup(settings), [Check("model", check_model.model)])
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.UserError: model_name_or_path=None is missing: give a folder, a Hub id, or 'embedded'
     """
-    # Not `ask`, which imports torch.
-    warning_lines(Setup(read.raise_first_problem(), accelerate=accelerate), EARLY)
+    lines = []
+    for finding in preflight(setup, checks):
+        if finding.level == "error":
+            raise UserError(f"{finding.message}: {finding.remedy}")
+        if finding.level == "warning":
+            lines.append(finding.line())
+    return lines
+
+
+def agree_warning_lines(setup: Setup, checks: Iterable[Check]) -> list[str]:
+    """Return the `warning_lines` of the main process, on all ranks."""
+    return broadcast_from_main(lambda: warning_lines(setup, checks))

@@ -1,15 +1,21 @@
 """The input of the checks before a run (`Setup`), and an error of a check as a `Finding`."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from grpo_math import planner
 from grpo_math.checks import Finding
 from grpo_math.errors import ConfigError, UserError, cut
+from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.planner.model import Shape, model_shape, read_config
 from grpo_math.problems.from_recipe import RecipeProblems
+from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.recipe import Recipe
+from grpo_math.system.gpus import count_and_gb
+from grpo_math.system.machine import versions
 
 
 def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
@@ -27,23 +33,60 @@ def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
     return Finding(level, message or remedy, remedy if message else "correct it", check)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Setup:
-    """A run before it starts: its recipe, and what is known about its processes.
+    """A run before it starts: its recipe, and how it is launched. The properties are computed when a check needs them.
 
-    ``tokenizer`` is None until it is loaded. ``started``: the user's launcher, and not `grpo-math train`, starts the
-    processes and a vLLM server.
+    ``launched``: the processes of the launcher or of the accelerate config. ``started``: the user's launcher, and not
+    `grpo-math train`, starts the processes and a vLLM server.
     """
 
     recipe: Recipe
-    processes: int = 1
+    launched: int = 1
     accelerate: Mapping[str, Any] = field(default_factory=dict)  # the content of the accelerate config
-    tokenizer: Any = None
     started: bool = False
 
-    def __post_init__(self) -> None:
-        self.settings = self.recipe.values
-        self.problems = RecipeProblems(self.settings)
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.recipe.values
+
+    @cached_property
+    def problems(self) -> RecipeProblems:
+        return RecipeProblems(self.settings)
+
+    @cached_property
+    def gpus(self) -> tuple[int, float]:
+        """The number of GPUs that `grpo-math train` shares out, and the memory of one in GB."""
+        return (0, 0.0) if self.settings["use_cpu"] or self.started else count_and_gb()
+
+    @cached_property
+    def processes(self) -> int:
+        """The processes that train. `grpo-math train` starts one on each GPU of the policy.
+
+        An accelerate config gives the number of processes only for a CPU and for several machines.
+        """
+        gpus, gpu_gb = self.gpus
+        if gpus:
+            explicit = self.recipe.explicit_values()
+            # `layout` reports a layout that is impossible. The GPUs of a server that the user starts may be hidden.
+            with suppress(UserError):
+                chosen = planner.choose(explicit, self.configs, gpus=gpus, gpu_gb=gpu_gb, offline=True)[1]
+                return chosen.layout.policy
+            with suppress(UserError):
+                return planner.unplanned_layout(self.settings, self.recipe.explicit, gpus).policy
+        return self.launched
+
+    @cached_property
+    def configs(self) -> dict[str, Mapping[str, Any] | None]:
+        """The accelerate config of the run, or those of which `grpo-math train` takes the first that fits."""
+        of_run = {"": {"num_processes": self.launched, **self.accelerate}}
+        is_chosen = self.accelerate or self.started or "deepspeed" not in versions()
+        return {**of_run} if is_chosen else {**shipped_configs(self.settings), **of_run}
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer. Its package imports torch."""
+        return load_tokenizer(model_path(self.settings["model_name_or_path"]), self.settings["model_revision"])
 
     def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:
         """Raise `ConfigError` for this field if ``broken``."""

@@ -1,6 +1,7 @@
 """`python -m grpo_math.train`: signals are handled while torch and the other packages are imported, and the recipe's
 environment variables are set before."""
 
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from grpo_math.settings import recipe
 from grpo_math.system.machine import SLEEPING_THREADS
 from grpo_math.system.signals import STOPPING, end_at_once, handling
 from grpo_math.system.streams import quiet
+from grpo_math.train.layout import WARNED
 
 if __name__ == "__main__":
     quiet()
@@ -21,4 +23,5 @@ if __name__ == "__main__":
             recipe.read_and_set_env(sys.argv[1:])
         from grpo_math.train.program import main
 
-    sys.exit(main(sys.argv[1:]))
+    warned = os.environ.pop(WARNED, None)
+    sys.exit(main(sys.argv[1:], warned=json.loads(warned) if warned else None))

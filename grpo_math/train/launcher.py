@@ -10,6 +10,7 @@ All processes run on this machine: for several, launch/slurm/ has scripts.
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -18,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_math.checks.preflight import refuse_early
+from grpo_math.checks.preflight import EARLY, START, checks_of_training, warning_lines
+from grpo_math.checks.setup import Setup
 from grpo_math.errors import UserError
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess
 from grpo_math.generation.vllm_server import make_key
@@ -40,7 +42,7 @@ from grpo_math.system.signals import (
 )
 from grpo_math.system.streams import say
 from grpo_math.system.supervisor import SupervisedCommand, send
-from grpo_math.train.layout import Config, choose_layout, environment, gpus_of, refuse_used
+from grpo_math.train.layout import WARNED, Config, choose_layout, environment, gpus_of, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
 
 TRAINING = "grpo_math.train"
@@ -84,18 +86,24 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
     refuse_used(used)
     with handling(STOPPING, end_at_once):
         # Refuse before a server is started, which takes minutes, and before torch is imported.
-        refuse_early(parsed, config.content if config else {})
+        setup = Setup(parsed, accelerate=config.content if config else {})
+        warned = warning_lines(setup, checks_of_training(START, EARLY))
         if config is not None or serves:
-            return _launch(recipe, fields, layout, config, used)
+            return _launch(recipe, fields, layout, config, used, warned)
         # CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
         from grpo_math.train.program import main
 
-        return main(fields, parsed)
+        return main(fields, parsed, warned)
 
 
 def _launch(
-    recipe: Mapping[str, Any], fields: Sequence[str], layout: Layout, config: Config | None, used: Sequence[Gpu]
+    recipe: Mapping[str, Any],
+    fields: Sequence[str],
+    layout: Layout,
+    config: Config | None,
+    used: Sequence[Gpu],
+    warned: list[str],
 ) -> int:
     """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
     # The stack stops training first. The server is needed until training has ended.
@@ -109,7 +117,7 @@ def _launch(
             stack.callback(server.stop)
             server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
-        variables = environment(used[layout.server :])
+        variables = {**environment(used[layout.server :]), WARNED: json.dumps(warned)}
         if not used:  # torch's launcher would give each process one thread
             variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
         training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)

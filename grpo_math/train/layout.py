@@ -19,6 +19,8 @@ from grpo_math.system.gpus import Gpu, first_gpus
 from grpo_math.system.machine import SLEEPING_THREADS, versions
 from grpo_math.system.streams import say
 
+WARNED = "GRPO_MATH_WARNED"  # variable of the training processes: the warnings of the checks that the launcher has made
+
 
 def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
     """Return the first ``count`` GPUs of this machine, or all; none if the recipe is for the CPU."""

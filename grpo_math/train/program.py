@@ -22,7 +22,15 @@ from accelerate import PartialState
 
 from grpo_math import planner
 from grpo_math.checks.live import Diagnosis
-from grpo_math.checks.preflight import CHECKS, WITH_TOKENIZER, ask, warning_lines
+from grpo_math.checks.preflight import (
+    EARLY,
+    MAIN,
+    START,
+    TOKENIZER,
+    agree_warning_lines,
+    checks_of_training,
+    warning_lines,
+)
 from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
@@ -31,7 +39,7 @@ from grpo_math.evaluation.from_trainer import over_ranks
 from grpo_math.evaluation.results import Output
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.models import absolute_path, check_weights, load_tokenizer, model_path
+from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
 from grpo_math.problems.sources import folder_name
@@ -62,11 +70,12 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, PushError: 1}
 
 
-def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
+def main(argv: list[str], read: recipe.Recipe | None = None, warned: list[str] | None = None) -> int:
     """Parse and train. Print one line about an error of the user, and return the exit code.
 
-    ``read``: the recipe, if it has been read already. Exit code 2: bad input; 1: the push has failed, or a bug; the
-    others are those of system/signals.py.
+    ``read``: the recipe, if it has been read already. ``warned``: the warnings of the early checks, if launcher.py has
+    made these checks. Exit code 2: bad input; 1: the push has failed, or a bug; the others are those of
+    system/signals.py.
     """
     if {"-h", "--help"} & set(argv):
         print_help()
@@ -76,7 +85,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with stopping() as stop, no_silent_exit():
         try:
-            train(build_settings(read or recipe.read_and_set_env(argv)), stop)
+            train(build_settings(read or recipe.read_and_set_env(argv), warned), stop, warned)
             return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
@@ -94,12 +103,13 @@ def main(argv: list[str], read: recipe.Recipe | None = None) -> int:
             return EX_TEMPFAIL
 
 
-def build_settings(read: recipe.Recipe) -> Settings:
-    """Return the settings of a recipe. torch.distributed is initialized afterwards."""
+def build_settings(read: recipe.Recipe, warned: list[str] | None = None) -> Settings:
+    """Return the settings of a recipe. torch.distributed is initialized afterwards. ``warned``: as in `main`."""
     # Refuse before build() makes TRL's arguments: they initialize torch.distributed and choose the GPU.
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
-    warning_lines(Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1))), ["deepspeed"])
+    setup = Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1)))
+    warning_lines(setup, checks_of_training(START) if warned is None else ())
     _lay_out_memory(read.explicit_values())
     for note in read.notes:
         _say(f"warning: {note}")
@@ -137,8 +147,11 @@ def _say(line: str, everywhere: bool = False) -> None:
         print(line, file=sys.stderr)
 
 
-def train(settings: Settings, stop: Stop) -> None:
-    """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint."""
+def train(settings: Settings, stop: Stop, warned: list[str] | None = None) -> None:
+    """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint.
+
+    ``warned``: as in `main`.
+    """
     run_dir = Path(str(settings.config.output_dir))
     try:
         # The trainer's constructor makes folders, also in a dry run.
@@ -146,7 +159,7 @@ def train(settings: Settings, stop: Stop) -> None:
         with Watchdog(settings.arguments.watchdog_minutes) as watchdog, scratch as folder:
             settings.config.output_dir = folder or settings.config.output_dir
             run = TrainingRun(settings, run_dir)
-            if run.prepare() and not settings.arguments.dry_run:
+            if run.prepare(warned) and not settings.arguments.dry_run:
                 run.attach(watchdog, stop)
                 run.evaluate("before")
                 run.train(stop)
@@ -198,10 +211,10 @@ class TrainingRun:
             os.environ["HF_TOKEN"] = self.config.hub_token
             self.config.hub_token = None
 
-    def prepare(self) -> bool:
+    def prepare(self, warned: list[str] | None = None) -> bool:
         """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already.
 
-        A dry run checks only that no other run has the folder.
+        A dry run checks only that no other run has the folder. ``warned``: as in `main`.
         """
         config, setup, model = self.config, self.setup, self.settings.model
         # The checks go from cheap to expensive: an impossible recipe is refused before a problem is read, and a bad
@@ -209,13 +222,11 @@ class TrainingRun:
         arguments = self.arguments
         probe(arguments, config)
         self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
-        warned = ask(setup, CHECKS)
+        checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
+        lines = [*(warned or ()), *agree_warning_lines(setup, checks)]
         rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
-        path = model_path(model.model_name_or_path)
-        setup.tokenizer = load_tokenizer(path, model.model_revision)
-        broadcast_from_main(lambda: check_weights(path))
         # Not earlier, because a rejected run prints one line.
-        for line in [*warned, *ask(setup, WITH_TOKENIZER)]:
+        for line in [*lines, *agree_warning_lines(setup, checks_of_training(TOKENIZER))]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
         use = lock.refuse_used if arguments.dry_run else lock.acquire
@@ -226,7 +237,7 @@ class TrainingRun:
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
-        model.model_name_or_path = absolute_path(path)
+        model.model_name_or_path = absolute_path(model_path(model.model_name_or_path))
         self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:

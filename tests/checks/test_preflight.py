@@ -14,7 +14,7 @@ from small_http import AnsweringHTTP
 
 from grpo_math.checks import check_machine, check_services
 from grpo_math.checks.check_rewards import summed
-from grpo_math.checks.preflight import preflight
+from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
 from grpo_math.run.resume import explicit_settings
 from grpo_math.settings.recipe import read
@@ -42,6 +42,10 @@ def setup(*words: str, **more) -> Setup:
     results = read([*ARGV, *words])
     assert results.problems == []
     return Setup(results, **more)
+
+
+def named(name: str) -> list:
+    return [check for check in CHECKS if check.name == name][:1]
 
 
 def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = CHAT):
@@ -238,7 +242,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [f"error: deepspeed='deepspeed/zero2.json' {LAUNCHER}"],
         ),
         (["--fsdp", "full_shard"], {"gpus": [8.0, 8.0]}, []),
-        (["--fsdp", "full_shard"], {"gpus": [], "processes": 2}, []),
+        (["--fsdp", "full_shard"], {"gpus": [], "launched": 2}, []),
         (["--fsdp", "full_shard"], {"gpus": [], "accelerate": {"num_processes": 1}}, []),
         (["--fsdp", "full_shard"], {"gpus": [], "env": {"RANK": "0"}}, []),
     ],
@@ -429,7 +433,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         (
             ["--num_generations", "4"],
-            {"processes": 2},
+            {"launched": 2},
             ["info: 4 prompts x 4 completions = 16 = 2 processes x 8 rows x 1 step"],
         ),
         *(
@@ -754,9 +758,10 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     pretend(world, tmp_path, server.url, monkeypatch)
     server.answers, server.queue = world.get("answers", {}), list(world.get("queue", []))
     words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
-    more = {name: world[name] for name in ("processes", "accelerate", "started") if name in world}
-    tokenizer = tokenizer_of_words(tmp_path, world.get("eos", "<end>"), world.get("template", CHAT))
-    findings = [*preflight(setup(*words, tokenizer=tokenizer, **more), only=(check,))]
+    more = {name: world[name] for name in ("launched", "accelerate", "started") if name in world}
+    made = setup(*words, **more)
+    vars(made)["tokenizer"] = tokenizer_of_words(tmp_path, world.get("eos", "<end>"), world.get("template", CHAT))
+    findings = [*preflight(made, named(check))]
     assert {finding.check for finding in findings} <= {check}
     output = [re.sub(r"[\d.]+(?= GB| of its)", "N", finding.line()) for finding in findings]
     expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
@@ -768,14 +773,14 @@ def test_the_batch_is_that_of_the_processes_that_training_starts(tmp_path, serve
     """One on each GPU, whatever an accelerate config says; the config's number on several machines and on a CPU."""
     pretend({"gpu": [Gpu(i, 80.0, "") for i in range(3)]}, tmp_path, server.url, monkeypatch)
     for words, more, processes in (
-        (GPU, {"accelerate": {"num_processes": 2}, "processes": 2}, 3),
+        (GPU, {"accelerate": {"num_processes": 2}, "launched": 2}, 3),
         ([*GPU, *SERVER, "--use_peft"], {}, 2),
-        (GPU, {"accelerate": {"num_processes": 4}, "processes": 4, "started": True}, 4),
-        ([], {"processes": 2}, 2),
+        (GPU, {"accelerate": {"num_processes": 4}, "launched": 4, "started": True}, 4),
+        ([], {"launched": 2}, 2),
     ):
         made = setup(*words, "--prompts_per_step", "12", **more)
-        assert [*preflight(made, only=("layout",))] == []
-        [line, *_] = preflight(made, only=("batch",))
+        assert [*preflight(made, named("layout"))] == []
+        [line, *_] = preflight(made, named("batch"))
         assert f"= {processes} processes x " in line.message
 
 

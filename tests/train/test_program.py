@@ -4,6 +4,7 @@ import json
 import os
 import re
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import launching
 import pytest
@@ -11,8 +12,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from small_runs import history, promised
+from small_trainers import RUN
 from transformers import TrainerControl
 
+from grpo_math.checks.preflight import CHECKS, EARLY
+from grpo_math.errors import UserError
 from grpo_math.evaluation import results
 from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
@@ -20,6 +24,7 @@ from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
 from grpo_math.run import checkpoints, metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
+from grpo_math.train import program
 from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import TrainingRun, _lay_out_memory
 
@@ -39,8 +44,22 @@ def started(folder, evaluation=None, **config):
     run = TrainingRun(
         SimpleNamespace(config=SimpleNamespace(**settings), recipe=read(["--eval_n=0"]), **others), folder
     )
-    run.setup.problems = SimpleNamespace(evaluation=evaluation)
+    vars(run.setup)["problems"] = SimpleNamespace(evaluation=evaluation)
     return run
+
+
+def test_checks_that_grpo_math_train_has_made_are_not_made_again(small, tmp_path, monkeypatch, capfd):
+    made = []
+    monkeypatch.setattr(
+        program, "agree_warning_lines", lambda setup, checks: made.append([check.name for check in checks]) or []
+    )
+    monkeypatch.setattr(program, "build_trainer", Mock(side_effect=UserError("as planned: stop here")))
+    words = ["--model_name_or_path", small, "--output_dir", str(tmp_path / "run"), *RUN, "--rewards=accuracy"]
+    assert [program.main(words, warned=lines) for lines in (None, ["warning: an early one"])] == [2, 2]
+    everything, tokenizer, rest, again = made
+    assert {*everything} - {*rest} == {check.name for check in CHECKS if check.when == EARLY}
+    assert tokenizer == again != []
+    assert capfd.readouterr().err.count("warning: an early one") == 1
 
 
 @pytest.mark.parametrize(
