@@ -1,36 +1,22 @@
 """Fill the computed tables of docs/: `python docs/make_tables.py` lists the pages that differ, `--write` writes them.
 
 A table is between ``<!-- table NAME: ... -->`` and ``<!-- end -->``. The settings are the fields of a recipe that TRL
-and transformers do not have. Their source is parsed, not imported.
+and transformers do not have.
 """
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import json
 import re
 import sys
 from pathlib import Path
 
-from grpo_math.settings.fields import TABLES
+from grpo_math.settings.own import TOPICS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SOURCES = (("grpo_math/settings/arguments.py", "TrainArguments"), ("grpo_math/trainer/config.py", "MathGRPOConfig"))
 BLOCK = re.compile(r"(<!-- table (\w+): .*? -->\n\n)(.*?)(\n\n<!-- end -->)", re.DOTALL)
-
-
-def own_fields() -> dict[str, tuple[str, str]]:
-    """Return our fields by name: the default as a recipe writes it, and the help text."""
-    fields = {}
-    for file, name in SOURCES:
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-        for line in body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Call):
-                default, text = map(ast.literal_eval, line.value.args)  # of setting(default, help)
-                fields[ast.unparse(line.target)] = (_yaml(default), re.sub(r"docs/(\w+\.md)", r"[\1](\1)", text))
-    return fields
 
 
 def _yaml(value: object) -> str:
@@ -42,15 +28,18 @@ def _yaml(value: object) -> str:
 
 
 def settings() -> str:
-    """Return our fields in groups. Each field belongs to one group; a new field has to be put into one."""
-    fields = own_fields()
-    grouped = [name for names in TABLES["groups"].values() for name in names]
-    assert sorted(grouped) == sorted(fields), f"a group of fields.yaml needs, or has: {set(grouped) ^ set(fields)}"
-    parts = []
-    for title, names in TABLES["groups"].items():
-        lines = [f"- **`{name}`** ({default}): {text}" for name in names for default, text in [fields[name]]]
-        parts.append("\n".join([f"### {title}\n", *(line.replace(" ()", "") for line in lines)]))
-    return "\n\n".join(parts)
+    """Return our fields, in the groups of their dataclasses."""
+    groups: dict[str, list[str]] = {}
+    for kind in (kind for topic in TOPICS for kind in vars(topic).values() if dataclasses.is_dataclass(kind)):
+        groups.setdefault(str(kind.__doc__).rstrip("."), []).extend(map(_line, dataclasses.fields(kind)))
+    return "\n\n".join("\n".join([f"### {title}\n", *lines]) for title, lines in groups.items())
+
+
+def _line(one: dataclasses.Field) -> str:
+    """Return the line of a field: the default as a recipe writes it, and the help text."""
+    default = _yaml(one.default_factory() if one.default is dataclasses.MISSING else one.default)
+    text = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", one.metadata["help"])
+    return f"- **`{one.name}`** ({default}): {text}".replace(" ()", "")
 
 
 def table(name: str) -> str:

@@ -282,7 +282,9 @@ def completion() -> str:
         options = [*_options(command_parser(name)), *(fields() if command.fields else ())]
         words = " ".join([*(f"--{option}" for option in dict.fromkeys(options)), *(recipes if command.fields else ())])
         cases.append(f'    {name}) words="{words}" ;;')
-    known: dict[str, Sequence[str]] = {name: field.choices for name, field in fields().items() if field.choices}
+    known: dict[str, Sequence[str]] = {
+        name: choices for name, field in fields().items() if (choices := field.facts.get("choices"))
+    }
     known |= {"config": recipes, "method": [*METHODS], "rewards": [*REWARDS]}
     values = [f'    __{name}" "*) words="{" ".join(choices)}" ;;' for name, choices in known.items()]
     names = " ".join([*COMMANDS, "help"])

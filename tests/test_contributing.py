@@ -18,15 +18,15 @@ CHANGES = {
         ("algorithm/advantages.py", "Choice = Callable", "def largest(rewards: Tensor) -> Tensor:\n"
          "    return rewards.abs().amax(dim=1, keepdim=True).expand_as(rewards)\n\n\n"),
         ("algorithm/advantages.py", '    "mean": group_mean,', '    "largest": largest,\n'),
-        ("settings/fields.yaml", 'group, batch, centered_batch, mean, "none"]', "largest, "),
+        ("settings/trl_fields.yaml", 'group, batch, centered_batch, mean, "none"]', "largest, "),
     ],
     "surrogate": [
         ("algorithm/losses.py", "SurrogateFunction = Callable",
          "def unclipped(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:\n"
          '    return Surrogate(-ratio * inputs.advantages, metrics={"unclipped": Metric(ratio)})\n\n\n'),
         ("algorithm/losses.py", '    "gmpo": gmpo,', '    "unclipped": unclipped,\n'),
-        ("settings/surrogates.py", '    "gmpo": "epsilon', '    "unclipped": "",\n'),
-        ("trainer/config.py", '"gmpo", "cispo", "dppo", "dppo_kl"', '"unclipped", '),
+        ("settings/loss.py", '    "gmpo": "epsilon', '    "unclipped": "",\n'),
+        ("settings/loss.py", '"gmpo", "cispo", "dppo", "dppo_kl"', '"unclipped", '),
     ],
     "metric": [
         ("run/metrics.py", 'REWARD_MAX = "reward_max"', 'REWARD_MEDIAN = "reward_median"\n'),
@@ -46,14 +46,16 @@ CHANGES = {
          '    "median_low": Check("the median reward is low", "completions are long", "ask for short answers"),\n'),
     ],
     "rule": [
-        ("settings/rules.yaml", "  - fields: baseline scale_rewards",
-         "  - {fields: beta, when: {beta: {gt: 1}}, warning: is above 1, remedy: lower it}\n"),
+        ("settings/loss.py", "    # k2 without the ratio",
+         '    Rule("warning", "beta", lambda s: s.beta > 1, "is above 1", "lower it"),\n'),
     ],
     "data set": [
         ("problems/sources.yaml", "numina_tir: {", "halves: {hub: me/halves, files: {train: halves.jsonl}}\n"),
     ],
     "setting": [
-        ("settings/arguments.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
+        ("settings/data.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
+        ("settings/data.py", "    without(\"tools\"",
+         '    Rule("error", "greeting", lambda s: "?" in s.greeting and s.seed, "asks", "greet"),\n'),
         ("train/program.py",
          '        if self.setup.problems.evaluation.before_and_after:\n            _say("2 of 3: training")',
          "        print(self.arguments.greeting)\n"),

@@ -58,7 +58,7 @@ from torch import Tensor
 
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.settings.surrogates import surrogate_and_reduction
+from grpo_math.settings.loss import surrogate_and_reduction
 from grpo_math.system.user_functions import call_on_example, is_user_function, tensor_from
 
 

@@ -22,7 +22,6 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.run.weights import launched_with
 from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.vllm import generates
@@ -59,7 +58,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         "trl": ("every run", True),
         "vllm": ("use_vllm", in_vllm),
         PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s["load_in_4bit"] and newer),
-        "deepspeed": ("DeepSpeed", in_deepspeed or launched_with("DEEPSPEED")),
+        "deepspeed": ("DeepSpeed", in_deepspeed or machine.launched_with("DEEPSPEED")),
         "bitsandbytes": ("a model or an optimizer in 4 or 8 bit", quantised),
         "liger_kernel": ("use_liger_kernel", s["use_liger_kernel"]),
     }
@@ -104,7 +103,7 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
     copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or setup.accelerate.get("distributed_type") in WITH_COPY
-    if s["dtype"] == "bfloat16" and not copied and not any(map(launched_with, WITH_COPY)):
+    if s["dtype"] == "bfloat16" and not copied and not any(map(machine.launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
     if not gpus and not s["use_cpu"]:

@@ -79,7 +79,7 @@ def accepted_by_trl(setup: Setup) -> None:
     from grpo_math.trainer.recipe_settings import build
 
     settings = build(setup.recipe)
-    probe(settings.arguments, settings.config)
+    probe(settings.run, settings.config)
 
 
 def files(setup: Setup) -> None:

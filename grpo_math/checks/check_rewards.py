@@ -14,7 +14,7 @@ from typing import Any
 from grpo_math.checks import Finding
 from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain, readings
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import RewardError
+from grpo_math.errors import ConfigError, RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
@@ -25,10 +25,10 @@ from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.problems.stored import remembered, repeated, rows_with
 from grpo_math.rewards import load_reward
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
 from grpo_math.settings.batch import plan
-from grpo_math.settings.rules import surrogate_of
 from grpo_math.system.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
@@ -103,7 +103,7 @@ def batch(setup: Setup) -> Iterator[Finding]:
     size = plan(setup.settings, setup.recipe.explicit, setup.processes)
     yield Finding("info", size.line("process"))
     size.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
-    s, surrogate = setup.settings, surrogate_of(setup.settings)
+    s, surrogate = setup.settings, setup.settings.effective_surrogate
     is_ratio_one = size.total % size.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
     # With vLLM, these surrogates compare with the sampler.
     measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
@@ -169,6 +169,10 @@ def rewards(setup: Setup) -> Iterator[Finding]:
     names, weights = s["rewards"] or [], s["reward_weights"]
     if not names or len(weights or names) != len(names):
         return  # settings() has reported the rewards
+    negative = [name for name, one in SHIPPED.items() if one.can_be_negative]
+    if s["scale_rewards"] == "mean" and ({*names} & {*negative} or min(weights or (0,)) < 0):
+        reason = "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean"
+        raise ConfigError("rewards", names, reason, f"leave out {', '.join(negative)} and negative reward_weights")
     reward_functions(setup)
     rows = gradable(setup, PAIRS)
     if not rows:

@@ -47,7 +47,7 @@ class Setup:
     started: bool = False
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Any:
         return self.recipe.values
 
     @cached_property

@@ -1,6 +1,6 @@
 """Try the settings with the classes of training, to find errors that would otherwise come after loading weights.
 
-settings/rules.py checks how settings combine.
+settings/ checks how settings combine.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,16 @@ from transformers.integrations.integration_utils import get_reporting_integratio
 
 from grpo_math.errors import ConfigError
 from grpo_math.run.weights import checkpoint_kinds
-from grpo_math.settings.arguments import TrainArguments, needing_whole
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def probe(arguments: TrainArguments, config: MathGRPOConfig) -> None:
+def probe(settings: RunSettings, config: MathGRPOConfig) -> None:
     """Raise `ConfigError` for the first setting that transformers would refuse."""
     if not can_sample(config):
-        settings = {**vars(config), **vars(arguments)}
-        for name in needing_whole(settings):
+        for name in settings.needing_whole:
             why = "needs the whole model on each process, or vLLM"
-            raise ConfigError(name, settings[name], why, "set use_vllm, or leave it out")
+            raise ConfigError(name, getattr(settings, name), why, "set use_vllm, or leave it out")
     # transformers' generate ignores an unknown name, TRL gives it no tokenizer to find a stop string with, and TRL ends
     # a completion at the model's own end tokens. vLLM has other names, so they are not checked here.
     for name in () if config.use_vllm else config.generation_kwargs or ():

@@ -24,18 +24,12 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
-from grpo_math.system.addresses import is_address, is_loopback
+from grpo_math.settings.vllm import ABOVE, RANKS
+from grpo_math.system.addresses import NO_ADDRESS, is_address, is_loopback
 from grpo_math.system.http import Client, ServerError
 
 SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # valid values of --max-lora-rank
-# Reason and remedy for a higher rank: of a recipe (settings/rules.py), or of an adapter that a script makes.
-NO_ADDRESS = (
-    "is not an address",
-    "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
-)
-ABOVE = (f"is above {RANKS[-1]}, vLLM's largest", "train an adapter of lower rank")
 # In MIDDLEWARE_FOLDER, which is on the server's path.
 MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
 MIDDLEWARE_FOLDER = Path(__file__).with_name("vllm_middleware")

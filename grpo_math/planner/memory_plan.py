@@ -14,6 +14,7 @@ from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
 from grpo_math.planner.work import Machine, largest
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.machine import GB
 
 MARGIN = 0.95  # of a GPU that a plan may fill
@@ -32,7 +33,7 @@ class MemoryPlan:
         self.machine = machine
         self.settings = settings
         self.explicit = explicit
-        self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
+        self.refused = {error.field for level, error in rules.violations(RunSettings(settings)) if level == "error"}
         shape = machine.shape
         config = deepspeed_config(settings, machine.accelerate)
         zero = Zero(config, shape.hidden)

@@ -6,7 +6,7 @@ from grpo_math.packing.row_plan import largest_micro_batch
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
-from grpo_math.settings.rules import needs_whole_micro_batches
+from grpo_math.settings.run_settings import RunSettings
 
 TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
@@ -58,7 +58,7 @@ def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
 
 def splits(settings: Settings) -> bool:
     """Return True if training splits a micro-batch by a token budget."""
-    return not (settings["router_aux_loss_coef"] or needs_whole_micro_batches(settings))
+    return not (settings["router_aux_loss_coef"] or RunSettings(settings).needs_whole_micro_batches)
 
 
 def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int) -> Work:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
+from grpo_math.settings.data import columns_as_text
 from grpo_math.system.reading import from_cell
 
 ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -50,7 +51,7 @@ def accepted_columns(
     (('query',), ('meta.gold',), ('type', 'subject'), ('level',))
     """
     named: dict[str, tuple[str, ...]] = {}
-    text = as_text(requested)
+    text = columns_as_text(requested)
     for part in text.split(",") if text else ():
         field, _, column = (word.strip() for word in part.partition("="))
         if not column or field not in ACCEPTED or field in named:
@@ -62,19 +63,6 @@ def accepted_columns(
         **{field: (column, *ACCEPTED.get(field, ())) for field, column in source_columns.items()},
         **named,
     }
-
-
-def as_text(requested: str | Mapping[str, str] | None) -> str | None:
-    """Return requested columns as a text.
-
-    >>> as_text({"problem": "query", "answer": "meta.gold"})
-    'problem=query,answer=meta.gold'
-    """
-    return (
-        ",".join(f"{name}={column}" for name, column in requested.items())
-        if isinstance(requested, Mapping)
-        else requested
-    )
 
 
 class Layout(NamedTuple):

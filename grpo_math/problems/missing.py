@@ -19,8 +19,9 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.grading.vocabulary import words
 from grpo_math.grading.where import gold_answer
-from grpo_math.problems.columns import Columns, as_text, used
+from grpo_math.problems.columns import Columns, used
 from grpo_math.problems.parts import belongs
+from grpo_math.settings.data import columns_as_text
 from grpo_math.system.reading import from_cell
 
 SEEN = 50  # rows that are read for a guess
@@ -116,5 +117,5 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
         guessed["answer"] = max(answers, key=lambda name: (fits[name], -length[name]))
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
-        return f"its columns are {present}; give --columns {as_text(guessed)}"
+        return f"its columns are {present}; give --columns {columns_as_text(guessed)}"
     return f"its columns are {present}; accepted are {', '.join(columns[field])}: name another one with --columns"

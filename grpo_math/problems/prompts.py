@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
 from grpo_math.grading.formats import FORMATS
+from grpo_math.settings.data import AS_IS, PROBLEM
 from grpo_math.system.user_functions import is_user_function, load_function
 
 Prompt = str | list[dict[str, Any]]
-PROBLEM = "{problem}"  # the placeholder in a user's text; alone, the user's message is the problem
-AS_IS = "as_is"  # the prompt of the row, unchanged
 # A chat template that has been applied: special tokens of a model, or the beginning of its turn.
 CHAT_TOKENS = re.compile(
     r"<[|｜][\w▁]{3,40}[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|### ?(?:Instruction|Response):"

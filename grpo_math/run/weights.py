@@ -1,11 +1,11 @@
 """The trained weights of a run: their folder (adapter/, model/, or the run's own for ``trainer.save_model()``), and
 whether each process has all of them during the run."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 from grpo_math.run.checkpoints import unfinished
+from grpo_math.system.machine import launched_with
 
 # The file that marks a folder with such weights.
 MARKS = {"adapter": "adapter_config.json", "model": "config.json"}
@@ -30,11 +30,6 @@ def split_by(accelerator: Any) -> str:
         return "FSDP"
     zero = getattr(accelerator.state, "deepspeed_plugin", None)
     return "ZeRO-3" if zero is not None and zero.zero_stage == 3 else ""
-
-
-def launched_with(kind: str) -> bool:
-    """Return True if accelerate launched this process with ``kind``, which is DEEPSPEED or FSDP."""
-    return os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
 
 
 def checkpoint_kinds(config: Any) -> set[str]:

@@ -6,7 +6,7 @@ Does not import accelerate, which checks the names and values of its settings it
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.settings.arguments import needing_whole
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import accelerate_file, find
 from grpo_math.system.reading import read_json, reading
 from grpo_math.system.yaml_files import read_yaml
@@ -64,6 +64,6 @@ def shipped_configs(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | 
     """
     if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
         return {"": None}
-    excluded = needing_whole(recipe)  # checks/training.py rejects them under ZeRO-3 without vLLM
+    excluded = RunSettings(recipe).needing_whole  # checks/training.py rejects them under ZeRO-3 without vLLM
     names = [name for name in ZERO if not (excluded and name.startswith("zero3"))]
     return {"": None, **{name: accelerate_config(name) for name in names}}

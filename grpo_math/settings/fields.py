@@ -1,9 +1,9 @@
-"""Every field of a recipe, read from the source code of the classes, because importing these classes takes seconds.
-
-Each name, default and choice is written once, in a class of `SOURCES`.
+"""Every field of a recipe: ours from their dataclasses, those of TRL and transformers from their source, because
+importing TRL takes seconds.
 """
 
 import ast
+import dataclasses
 import functools
 import importlib.util
 import logging
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
+from grpo_math.settings.own import ProgramFields, TrainerFields
 from grpo_math.system.user_functions import is_user_function
 from grpo_math.system.yaml_files import read_yaml
 
@@ -21,8 +22,6 @@ SOURCES = (
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
-    ("grpo_math", "trainer/config.py", "MathGRPOConfig"),
-    ("grpo_math", "settings/arguments.py", "TrainArguments"),
 )
 # Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
 # terminal.
@@ -32,14 +31,8 @@ CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils
 # Defaults that the source computes. A test compares them.
 COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
-TABLES = read_yaml(Path(__file__).with_name("fields.yaml"))
-# Limits of the fields of TRL and transformers, by field. Without its ``fields``, an entry of ``ranges`` is the limits.
-THEIRS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["ranges"] for name in limits.pop("fields")}
-THEIRS |= TABLES["limits"]
-# Field of TRL or transformers -> what a resumed run may do with it.
-RESUME = {name: may for may, names in TABLES["resume"].items() for name in names}
-# The limits of these fields in a script; {}: those of `THEIRS`.
-IN_SCRIPTS: dict[str, dict[str, Any]] = {name: limits for limits in TABLES["scripts"] for name in limits.pop("fields")}
+TABLES = read_yaml(Path(__file__).with_name("trl_fields.yaml"))
+THEIRS: dict[str, dict[str, Any]] = TABLES["fields"]
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
 logger = logging.getLogger(__name__)
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
@@ -47,17 +40,18 @@ OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be 
 
 class Field(NamedTuple):
     """A field of a recipe. ``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a
-    list's items; ``limits``: as in fields.yaml; ``resume``: may_change, must_match or "", what a resumed run may do;
-    ``shapes_rollout``: a half-trained rollout fits only the same value."""
+    list's items; ``facts``: as in `declare.setting` and trl_fields.yaml."""
 
     name: str
     kinds: frozenset[str]
     item: str | None
     default: Any
-    choices: tuple[str, ...]
-    limits: dict[str, Any]
-    resume: str = ""
-    shapes_rollout: bool = False
+    facts: dict[str, Any]
+
+    @property
+    def resume(self) -> str:
+        """Return what a resumed run may do: may_change, must_match or ""."""
+        return self.facts.get("resume", "")
 
     def refuse(self, value: Any, written: Any) -> None:
         """Raise `ConfigError` for a value out of range, or not among the choices. ``written``: the value in the recipe.
@@ -69,17 +63,18 @@ class Field(NamedTuple):
         """
         if isinstance(value, str):
             # The choice module:function accepts any user function.
-            if self.choices and not ("module:function" in self.choices and is_user_function(value)):
-                require_choice(self.name, value, self.choices)
+            choices = self.facts.get("choices", ())
+            if choices and not ("module:function" in choices and is_user_function(value)):
+                require_choice(self.name, value, tuple(choices))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             # Not math.isfinite, which raises an exception for an integer of hundreds of digits.
             if not abs(value) < 1e308:
                 raise ConfigError(self.name, written, "is not finite", "give a finite number")
-            bounds = {name: bound for name, bound in self.limits.items() if name in WORDS}
+            bounds = {name: bound for name, bound in self.facts.items() if name in WORDS}
             inside = all(getattr(operator, name)(value, bound) for name, bound in bounds.items())
-            if not inside and value not in self.limits.get("also", ()):
+            if not inside and value not in self.facts.get("also", ()):
                 words = " and ".join(WORDS[name].format(bound) for name, bound in bounds.items())
-                remedy = f"give a number {words}{self.limits.get('why', '')}"
+                remedy = f"give a number {words}{self.facts.get('why', '')}"
                 raise ConfigError(self.name, written, "is out of range", remedy)
 
     def check_in_script(self, value: Any) -> None:
@@ -94,12 +89,13 @@ class Field(NamedTuple):
         try:
             self.refuse(value, value)
         except ConfigError as error:
-            limits = IN_SCRIPTS.get(self.name)
-            if limits:
-                self._replace(limits=limits).refuse(value, value)
-            # Our own fields, and the fields that TRL would refuse as well.
-            elif self.name not in THEIRS or limits is not None:
+            # Limits of this program for a field of TRL may be others in a script. {}: the same limits.
+            is_added = not {*WORDS, "choices"}.isdisjoint(THEIRS.get(self.name, ()))
+            limits = self.facts.get("scripts") if is_added else {}
+            if limits == {}:
                 raise
+            if limits:
+                self._replace(facts=limits).refuse(value, value)
             logger.warning(str(error))
 
 
@@ -116,7 +112,8 @@ def fields() -> dict[str, Field]:
     for package, file, name in SOURCES:
         body = _classes(package, file)[name].body
         lines = [line for line in body if isinstance(line, ast.AnnAssign) and line.value is not None]
-        by_name |= {ast.unparse(line.target): _field(line, enums) for line in lines}
+        by_name |= {ast.unparse(line.target): _theirs(line, enums) for line in lines}
+    by_name |= {one.name: _own(one) for kind in (TrainerFields, ProgramFields) for one in dataclasses.fields(kind)}
     return by_name | {name: by_name[name]._replace(default=default) for name, default in (OURS | COMPUTED).items()}
 
 
@@ -148,33 +145,40 @@ def _classes(package: str, file: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _field(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
+def _own(one: dataclasses.Field[Any]) -> Field:
+    made: Any = one.default_factory
+    default = made() if one.default is dataclasses.MISSING else one.default
+    annotation = one.type.__name__ if type(one.type) is type else str(one.type)
+    return Field(one.name, *_kinds(annotation), default, {**one.metadata})
+
+
+def _theirs(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
     name, value = ast.unparse(line.target), line.value
-    kinds, item = set[str](), None
-    for part in ast.unparse(line.annotation).split(" | "):
-        base, _, inside = part.partition("[")
-        # The only Literal in these classes is Literal[False].
-        kinds.add("bool" if base == "Literal" else base)
-        item = inside.removesuffix("]") if base == "list" else item
+    kinds, item = _kinds(ast.unparse(line.annotation))
     kinds |= {"bool"} if name in OR_BOOL else set()
     # The annotation allows a text, but only a mapping is valid.
     kinds -= {"str"} if name.endswith("_kwargs") else set()
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
     arguments: dict[str | None, Any] = {"default": value}
-    # TRL and transformers write field(default=...), and this package setting(default, help, ge=0).
-    if isinstance(value, ast.Call):
+    if isinstance(value, ast.Call):  # field(default=...)
         arguments = {word.arg: word.value for word in value.keywords}
-        arguments |= {"default": value.args[0]} if value.args else {}
     if isinstance(metadata := arguments.get("metadata"), ast.Dict):
         arguments |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
     # transformers computes some of its choices.
-    literal = (ast.Constant, ast.List, ast.Tuple)
-    limits = {
-        key: ast.literal_eval(arguments[key]) for key in (*WORDS, "choices") if isinstance(arguments.get(key), literal)
-    }
-    limits |= THEIRS.get(name, {})
-    facts = {key: ast.literal_eval(arguments[key]) for key in ("resume", "shapes_rollout") if key in arguments}
-    facts = {"resume": RESUME.get(name, ""), "shapes_rollout": name in TABLES["shapes_rollout"], **facts}
+    if isinstance(arguments.get("choices"), ast.List | ast.Tuple):
+        choices = ast.literal_eval(arguments["choices"])
     # A field without a default has default_factory=list.
     default = ast.literal_eval(arguments["default"]) if "default" in arguments and name not in COMPUTED else []
-    return Field(name, frozenset(kinds), item, default, tuple(limits.pop("choices", choices)), limits, **facts)
+    return Field(name, kinds, item, default, {"choices": choices, **THEIRS.get(name, {})})
+
+
+def _kinds(annotation: str) -> tuple[frozenset[str], str | None]:
+    """Return the kinds of an annotation, and the kind of a list's items.
+
+    >>> sorted(_kinds("list[str] | None")[0]), _kinds("list[str] | None")[1]
+    (['None', 'list'], 'str')
+    """
+    parts = [part.partition("[") for part in annotation.split(" | ")]
+    # The only Literal in these classes is Literal[False].
+    kinds = frozenset("bool" if base == "Literal" else base for base, _, _ in parts)
+    return kinds, next((inside.removesuffix("]") for base, _, inside in parts if base == "list" and inside), None)

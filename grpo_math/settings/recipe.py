@@ -1,7 +1,7 @@
 """A recipe and a command line -> every setting, without torch. Checks each name, type, choice and range.
 
->>> settings = read(["--learning_rate", "1e-5", "--use_peft"])
->>> settings.values["learning_rate"], settings.values["use_peft"], settings.values["beta"], settings.problems
+>>> recipe = read(["--learning_rate", "1e-5", "--use_peft"])
+>>> recipe.settings.learning_rate, recipe.settings.use_peft, recipe.settings.beta, recipe.problems
 (1e-05, True, 0.0, [])
 >>> print(read(["--temprature", "1"]).problems[0])
 --temprature is not a setting: did you mean --temperature?
@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, require_choice
-from grpo_math.problems.columns import as_text
+from grpo_math.settings.data import columns_as_text
 from grpo_math.settings.fields import Field, defaults, fields
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
 from grpo_math.system.reading import from_json, home, reading
@@ -37,11 +38,9 @@ TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(
 
 
 class Recipe(NamedTuple):
-    """The settings of a run. ``values`` has every field; ``explicit`` names the fields in the recipe and on the command
-    line; ``problems`` has one error for each bad setting."""
+    """A recipe and a command line. ``problems`` has one error for each bad setting, which keeps its default."""
 
-    values: dict[str, Any]
-    explicit: set[str]
+    settings: RunSettings
     problems: list[UserError]
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
@@ -54,9 +53,18 @@ class Recipe(NamedTuple):
             raise self.problems[0]
         return self
 
+    # Until every reader of a setting uses its attribute
+
+    @property
+    def values(self) -> Any:
+        return self.settings
+
+    @property
+    def explicit(self) -> set[str]:
+        return {*self.settings.explicit}
+
     def explicit_values(self) -> dict[str, Any]:
-        """Return the fields that the user set. The planner treats every field that it gets as set by the user."""
-        return {name: self.values[name] for name in self.explicit}
+        return self.settings.explicit_values()
 
 
 def read(argv: Sequence[str]) -> Recipe:
@@ -70,8 +78,7 @@ def read(argv: Sequence[str]) -> Recipe:
     settings, notes, replaced = merge(parsed.recipe, parsed.typed, parsed.method)
     valid, problems = validate(settings)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
-    values = defaults() | valid
-    return Recipe(values, {*valid}, [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
+    return Recipe(RunSettings(valid), [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
 
 
 class Parsed(NamedTuple):
@@ -273,7 +280,7 @@ def check(name: str, value: Any) -> Any:
         remedy = "give it to grpo-math train on the command line" if name in OPTIONS else near
         raise UserError(f"--{name} is not a setting: {remedy}")
     if name in ("columns", "eval_columns"):
-        value = as_text(value)
+        value = columns_as_text(value)
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import UserError
-from grpo_math.problems.prompts import AS_IS, PROBLEM
+from grpo_math.settings.data import AS_IS, PROBLEM
 from grpo_math.system.reading import is_table
 from grpo_math.system.yaml_files import read_yaml
 

@@ -4,6 +4,12 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+# Reason and remedy of an error about an address.
+NO_ADDRESS = (
+    "is not an address",
+    "write it as http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY",
+)
+
 
 def url_of(host: str, port: int) -> str:
     """Return the URL at which this machine reaches a server that listens on ``host``.

@@ -64,6 +64,11 @@ def refuse_trl() -> None:
         raise UserError(f'{reason}: pip install "trl{required.specifier}"')
 
 
+def launched_with(kind: str) -> bool:
+    """Return True if accelerate launched this process with ``kind``, which is DEEPSPEED or FSDP."""
+    return os.environ.get(f"ACCELERATE_USE_{kind}", "").lower() == "true"
+
+
 def physical_cores(sysfs: Path = Path("/sys")) -> int:
     """Return the cores that this process may use: its CPUs, two threads of a core as one, within its container's share.
 

@@ -1,6 +1,6 @@
 """The training program: `accelerate launch --config_file ACCELERATE.yaml -m grpo_math.train --config RECIPE.yaml`.
 
-A recipe is a YAML file with fields of `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`; each of them can also
+A recipe is a YAML file with fields of `ProgramFields`, `MathGRPOConfig` and TRL's `ModelConfig`; each of them can also
 be given on the command line, which wins. The run writes to ``output_dir``: config.yaml, history.jsonl, before.json and
 after.json (if ``eval_n`` asks for them), adapter/ or model/, report.html and plots/.
 
@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,6 +55,7 @@ from grpo_math.run.log import StopOnSignal, TrimLogHistory, Watchdog
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
+from grpo_math.settings.own import ProgramFields
 from grpo_math.settings.shipped import find
 from grpo_math.settings.vllm import generates
 from grpo_math.system.collectives import broadcast_from_main
@@ -155,11 +156,11 @@ def train(settings: Settings, stop: Stop, warned: list[str] | None = None) -> No
     run_dir = Path(str(settings.config.output_dir))
     try:
         # The trainer's constructor makes folders, also in a dry run.
-        scratch = TemporaryDirectory() if settings.arguments.dry_run else nullcontext()
-        with Watchdog(settings.arguments.watchdog_minutes) as watchdog, scratch as folder:
+        scratch = TemporaryDirectory() if settings.run.dry_run else nullcontext()
+        with Watchdog(settings.run.watchdog_minutes) as watchdog, scratch as folder:
             settings.config.output_dir = folder or settings.config.output_dir
             run = TrainingRun(settings, run_dir)
-            if run.prepare(warned) and not settings.arguments.dry_run:
+            if run.prepare(warned) and not settings.run.dry_run:
                 run.attach(watchdog, stop)
                 run.evaluate("before")
                 run.train(stop)
@@ -169,7 +170,7 @@ def train(settings: Settings, stop: Stop, warned: list[str] | None = None) -> No
             # that has finished.
             PartialState().destroy_process_group()
             # Also for a run that was finished already: its push may have failed, and the same command tries again.
-            if run.config.process_index == 0 and not (stop.heeded or settings.arguments.dry_run):
+            if run.config.process_index == 0 and not (stop.heeded or settings.run.dry_run):
                 finish_run(run.config, run.target, run.pushes)
     # Stopped is a SystemExit too.
     except (UserError, Stopped):
@@ -190,13 +191,13 @@ class TrainingRun:
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings = settings
-        self.arguments = settings.arguments
+        self.arguments = settings.run
         self.config = settings.config
         self.run_dir = run_dir
         self.target = run_dir / ("adapter" if settings.model.use_peft else "model")
         read = settings.recipe
-        if read.values["eval_n"] is None and not can_sample(self.config):
-            read = read._replace(values={**read.values, "eval_n": 0})
+        if read.settings.eval_n is None and not can_sample(self.config):
+            read = read._replace(settings=read.settings.derived(eval_n=0))
         deepspeed = getattr(self.config.deepspeed_plugin, "deepspeed_config", None)
         launch = {
             "distributed_type": "".join(checkpoint_kinds(self.config)),
@@ -254,7 +255,7 @@ class TrainingRun:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
         trainer, config, run_dir, read = self.trainer, self.config, self.run_dir, self.settings.recipe
         self.resolved = {
-            **asdict(self.arguments),
+            **{one.name: getattr(self.arguments, one.name) for one in fields(ProgramFields)},
             **asdict(self.settings.model),
             **config.to_dict(),
             "push_to_hub": self.pushes,

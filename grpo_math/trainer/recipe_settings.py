@@ -1,4 +1,4 @@
-"""Convert a recipe that was read to `Settings`: `TrainArguments`, `MathGRPOConfig` and TRL's `ModelConfig`.
+"""Convert a recipe that was read to `Settings`: `RunSettings`, `MathGRPOConfig` and TRL's `ModelConfig`.
 
 settings/recipe.py reads the recipe.
 """
@@ -13,23 +13,28 @@ from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.from_recipe import evaluation_settings
+from grpo_math.problems.prompts import recipe_template, refuse_without_call
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.arguments import TrainArguments
 from grpo_math.settings.batch import plan
 from grpo_math.settings.fields import OURS
+from grpo_math.settings.own import ProgramFields
 from grpo_math.settings.recipe import Recipe
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import Unreadable
 from grpo_math.trainer.config import MathGRPOConfig
 
-CLASSES: tuple[Any, ...] = (TrainArguments, MathGRPOConfig, ModelConfig)
+CLASSES: tuple[Any, ...] = (ProgramFields, MathGRPOConfig, ModelConfig)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run's recipe and command line, which are read once, and their classes."""
+    """The settings of a run, and the classes of the trainer and of TRL that are made from them.
 
-    arguments: TrainArguments
+    ``run`` has the values that the run uses; ``recipe.settings`` those that the user gave.
+    """
+
+    run: RunSettings
     config: MathGRPOConfig
     model: ModelConfig
     recipe: Recipe
@@ -40,17 +45,20 @@ def build(read: Recipe) -> Settings:
 
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
-    deepspeed_config(read.raise_first_problem().values, None)  # rejects a missing file
-    values = {**OURS, **read.explicit_values()}
+    requested = read.raise_first_problem().settings
+    deepspeed_config(read.values, None)  # rejects a missing file
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
-        batch = plan(read.values, read.explicit, int(os.environ.get("WORLD_SIZE", 1)))
-        values |= evaluation_settings(read.values)
-        values |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
-        arguments, config, model = (
+        batch = plan(read.values, requested.explicit, int(os.environ.get("WORLD_SIZE", 1)))
+        template = recipe_template(read.values)
+        refuse_without_call(template.name, requested.tools)
+        derived = evaluation_settings(read.values)
+        derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
+        values = {**OURS, **requested.explicit_values(), **derived}
+        config, model = (
             kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-            for kind in CLASSES
+            for kind in CLASSES[1:]
         )
     except UserError:
         raise
@@ -58,13 +66,15 @@ def build(read: Recipe) -> Settings:
         if isinstance(error, OSError) and error.filename:
             raise Unreadable(error, error.filename) from None
         message = " ".join(str(error).split())
-        mentioned = [name for name in read.explicit if re.search(rf"(?<!\w){name}(?!\w)", message)]
+        mentioned = [name for name in requested.explicit if re.search(rf"(?<!\w){name}(?!\w)", message)]
         if name := max(mentioned, key=len, default=None):
-            raise ConfigError(name, read.values[name], f"is refused ({message})", "give another value") from None
+            raise ConfigError(name, getattr(requested, name), f"is refused ({message})", "give another value") from None
         raise UserError(f"{message}: change that setting") from None
     finally:
         rules.logger.disabled = False
-    return Settings(arguments, config, model, read)
+    # config.yaml states the template and the format that the run used, not None.
+    run = requested.derived(**derived, prompt_template=template.name, answer_format=template.answer_format)
+    return Settings(run, config, model, read)
 
 
 def print_help() -> None:

@@ -26,7 +26,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.prefetch import PrefetchedRollout
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.settings.rules import NO_PREFETCH
+from grpo_math.settings.vllm import NO_PREFETCH
 from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
-from grpo_math.settings.rules import steps_in_backward
 from grpo_math.system.user_functions import is_foreign
 from grpo_math.trainer import gradients, tiled_mlp
 from grpo_math.trainer.loss_settings import micro_batch_terms
@@ -50,9 +49,8 @@ class RowScorer:
             {
                 "an image processor": trainer._is_vlm,
                 "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
-                "an optimizer that steps in each backward pass": (
-                    steps_in_backward(args.optim) or gradients.have_hooks(models)
-                ),
+                "an optimizer that steps in each backward pass": settings.steps_in_backward
+                or gradients.have_hooks(models),
             },
         )
         for term in micro_batch_terms(trainer) if packs else []:

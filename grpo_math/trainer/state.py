@@ -87,7 +87,7 @@ class TrainerAttributes(Stateful):
         table.restore(trainer._logs, state["table"])
 
     def _batch_settings(self) -> dict[str, Any]:
-        names = ("world_size", *(name for name, field in fields().items() if field.shapes_rollout))
+        names = ("world_size", *(name for name, field in fields().items() if field.facts.get("shapes_rollout")))
         return {name: getattr(self.settings, name) for name in names}
 
 

@@ -14,7 +14,6 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.lost_server import one_line_for_lost_servers
 from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
 from grpo_math.generation.served_teacher import ServedTeacher
-from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer.config import MathGRPOConfig
 
@@ -26,7 +25,7 @@ def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> Serve
     tokenizer of the model. All ranks call this.
     """
     name = str(settings.reference_model)
-    url = teacher_url({"reference_model": name})
+    url = settings.teacher_url
     plugin: Any = settings.deepspeed_plugin
     # settings/rules.py refuses FSDP. The stage may be in a file of DeepSpeed.
     if not url and plugin is not None and plugin.zero_stage == 3:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from grpo_math.errors import UserError
 from grpo_math.planner import plan
-from grpo_math.settings.fields import defaults, fields
+from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import check
 from grpo_math.settings.rules import violations
+from grpo_math.settings.run_settings import RunSettings
 
 RECIPES = [yaml.safe_load(path.read_text()) for path in sorted(Path("launch/configs").glob("*_?gpu.yaml"))]
 RECIPES += [yaml.safe_load(Path("launch/configs", f"{name}.yaml").read_text()) for name in ("gsm8k_8gb", "t4_16gb")]
@@ -46,7 +47,7 @@ def answer(recipe: dict, changes: dict, gpus: int, gpu_gb: int) -> object:
 @given(st.sampled_from(RECIPES), CHANGES, st.sampled_from([1, 2, 8]), st.sampled_from([8, 24, 80]))
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow], phases=[Phase.generate])
 def test_a_changed_recipe_is_planned_or_refused_in_one_line_twice_alike(recipe, changes, gpus, gpu_gb):
-    assert all("\n" not in str(line) for _, line in violations(defaults() | recipe | changes))
+    assert all("\n" not in str(line) for _, line in violations(RunSettings({**recipe, **changes})))
     first = answer(deepcopy(recipe), changes, gpus, gpu_gb)
     assert first == answer(deepcopy(recipe), changes, gpus, gpu_gb)
     assert not isinstance(first, str) or "\n" not in first

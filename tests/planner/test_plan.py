@@ -18,9 +18,10 @@ from grpo_math.generation.dtypes import has_bfloat16
 from grpo_math.planner import card_of, choose, model, plan
 from grpo_math.planner.memory_plan import MARGIN
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
-from grpo_math.settings.fields import defaults, fields
+from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import GB
 
@@ -166,7 +167,7 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
     machine = {"gpus": 1, "gpu_gb": 15, "capability": 7.5} if card == "t4" else {"gpus": 1, "gpu_gb": float(card)}
     together = {name: value for change in changes for name, value in change.items()}
     recipe = read(["--config", *before[:-2]]).explicit_values()
-    refused = {error.field for level, error in violations(defaults() | recipe | together) if level == "error"}
+    refused = {error.field for level, error in violations(RunSettings({**recipe, **together})) if level == "error"}
     assert not refused & together.keys()
     # The number of accumulated micro-batches only keeps the number of prompts.
     for left_out in together.keys() - {"gradient_accumulation_steps"}:

@@ -21,13 +21,13 @@ from pyarrow.feather import write_feather
 from pyarrow.parquet import write_table
 
 from grpo_math.errors import ConfigError, DataError, UserError
-from grpo_math.problems.columns import as_text
 from grpo_math.problems.datasets import ACCEPTED, load_problems
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.problems.generated import LEVELS, SPLITS, generate, problems
 from grpo_math.problems.prompts import TEMPLATES
 from grpo_math.problems.sources import SOURCES
 from grpo_math.rewards.inputs import GRADE
+from grpo_math.settings.data import columns_as_text
 from grpo_math.settings.recipe import read
 
 COMMON = ["id", "prompt", "problem", "answer", "answer_format"]
@@ -453,7 +453,9 @@ def test_columns_may_be_a_mapping(tmp_path):
     (row,) = load_problems(file, columns=columns)
     assert (row["problem"], row["answer"]) == ("a?", "7")
     (tmp_path / "recipe.yaml").write_text(json.dumps({"dataset": file, "columns": columns}))
-    assert read(["--config", str(tmp_path / "recipe.yaml")]).raise_first_problem().values["columns"] == as_text(columns)
+    assert read(["--config", str(tmp_path / "recipe.yaml")]).raise_first_problem().values["columns"] == columns_as_text(
+        columns
+    )
 
 
 def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):

@@ -52,7 +52,7 @@ def commands(path, program):
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_its_command_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
     parsed = build(read(["--config", str(path), "--output_dir", str(tmp_path)]))
-    probe(parsed.arguments, parsed.config)
+    probe(parsed.run, parsed.config)
     assert not [line for level, line in violations(parsed.recipe.values)]
     assert parsed.model.model_name_or_path
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]

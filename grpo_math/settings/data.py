@@ -1,0 +1,76 @@
+"""The problems, their prompt and the tools: settings and rules."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from grpo_math.settings.declare import Rule, setting, without
+from grpo_math.system.reading import is_table
+
+# Values of prompt_template: the placeholder in a user's text, which alone makes the problem the user's message; and the
+# prompt of the row, unchanged.
+PROBLEM, AS_IS = "{problem}", "as_is"
+
+
+@dataclass
+class Data:
+    """Problems, prompts and tools."""
+
+    dataset: str = setting(
+        "generated",
+        "The problems to train on: a known set (gsm8k, math, ...), owner/name[:config][@revision] on the Hub, a "
+        "folder, a file, or generated:LEVEL,LEVEL (sums, differences, products, long_products).",
+    )
+    columns: str | None = setting(
+        None,
+        "The columns of dataset by their meaning, if their names are not the usual ones: "
+        "problem=query,answer=meta.gold (also id, level and subject).",
+    )
+    dataset_split: str = setting("train", "The split to train on, or a part of it: train[200:].")
+    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
+    skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
+    prompt_template: str | None = setting(
+        None,
+        "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}; your own as "
+        "module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} alone with a "
+        "system_prompt.",
+    )
+    system_prompt: str | None = setting(None, "A text or a file that replaces the template's system message.")
+    answer_format: str | None = setting(
+        None,
+        "The form in which the prompt asks for the answer, by the name of its template. Default: the template's, "
+        "or the form whose tags the prompt shows, or boxed.",
+    )
+    tools: list[str] = setting(
+        [],
+        "Functions that the model may call: python, which runs a program in a sandbox, or your own as module:function.",
+    )
+    python: dict | None = setting(
+        None,
+        "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars.",
+    )
+
+
+def columns_as_text(requested: str | Mapping[str, str] | None) -> str | None:
+    """Return requested columns as a text.
+
+    >>> columns_as_text({"problem": "query", "answer": "meta.gold"})
+    'problem=query,answer=meta.gold'
+    """
+    return (
+        ",".join(f"{name}={column}" for name, column in requested.items())
+        if isinstance(requested, Mapping)
+        else requested
+    )
+
+
+PROGRAM_RULES = [
+    Rule(
+        "no_effect",
+        "dataset_split",
+        lambda s: is_table(s.dataset) and "[" not in s.dataset_split,
+        "a file has one split",
+        "leave it out, or cut the file: train[200:]",
+    ),
+    without("tools", "max_tool_calling_iterations"),
+    Rule("no_effect", "python", lambda s: "python" not in s.tools, "python is not among tools", "set tools: [python]"),
+]
