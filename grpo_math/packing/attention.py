@@ -164,6 +164,11 @@ def unsupported(config: Any, knows_sdpa: bool) -> str | None:
     return None
 
 
+def registered() -> list[Any]:
+    """Return transformers' function of each attention that packed attention replaces: a script may register another."""
+    return [AttentionInterface().get(name) for name in ("sdpa", *original_attention)]
+
+
 def register(implementation: str) -> str:
     """Register packed attention with transformers instead of ``implementation``, and return its name there."""
     # Flash attention keeps its name, because masks, generation and the kernel itself depend on it.

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_math.generation.models import context_length, longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
+from grpo_math.packing.altered import is_altered
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
 from grpo_math.packing.row_plan import plan_micro_batches
@@ -29,8 +30,10 @@ from grpo_math.system.replaced import replaced
 
 # Several rows that pack to more of the padded tokens than this are scored as TRL does.
 WORTH_PACKING = 0.97
-# The most that packing may change log-probs in float32, in nats.
+# The most that packing may change log-probs in float32, in nats: more than the rounding of any model here.
 MAX_DIFF = 1e-3
+# The same for a model that a script has altered: a hook that mixes tokens may change log-probs by little.
+MAX_DIFF_ALTERED = 1e-5
 # In half precision the limit is 3 times the measured rounding, within these bounds: of a row's median and maximum.
 # Another width alone would be too small a measure: it changes the median of SmolLM2-135M in bfloat16 by 0, and packing
 # by 0.035 (maximum 0.21), as another attention kernel does. For tiny models that can be packed, packing changes the
@@ -63,6 +66,7 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, Any
     refusals += [(model, reason) for model, reason in unsupported.items() if reason]
     if reason := agree_on_first(next((_has(*one) for one in refusals), None)):
         switched_off("packing", reason)
+        _unregister(models)
         return False
     for model in models:
         name = attention.register(model.config._attn_implementation)
@@ -72,8 +76,18 @@ def agree_to_register(models: list[Any], args: Any, hindrances: Mapping[str, Any
             switched_off("packing", _has(model, "its own attention, which transformers cannot replace"))
             return False
         recurrent.fork_states(model)
-        model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
+        if attention.only_scored not in model.base_model._forward_hooks.values():
+            model.base_model.register_forward_hook(attention.only_scored, with_kwargs=True)
     return True
+
+
+def _unregister(models: list[Any]) -> None:
+    """Give models that are not packed any more their own attention."""
+    for model in models:
+        name = getattr(model.config, "_attn_implementation", None) or ""
+        # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
+        if name.startswith("packed_"):
+            model.set_attn_implementation(name.removeprefix("packed_"))
 
 
 def _bare(model: Any) -> Any:
@@ -85,9 +99,13 @@ def _has(model: Any, reason: str) -> str:
 
 
 def _differences(
-    scorer: "PackedScorer", score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, exact: bool
+    scorer: "PackedScorer", score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, limit: float | None
 ) -> Any:
-    """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison."""
+    """Yield how the scores of packed rows differ from those of TRL, or None, after each comparison.
+
+    ``limit``: the largest difference, or None in half precision, whose rounding is measured.
+    """
+    exact = limit is not None
     config, length = scorer.bare(model).config.get_text_config(), 4 if exact else 32
     ids = _word_rows(tokenizer, length).to(scorer.accelerator.device) % config.vocab_size
     rows = (ids, torch.ones_like(ids))
@@ -105,7 +123,7 @@ def _differences(
             if exact
             else unpacked - _score_with_other_rounding(score_unpacked, model, *rows, length)
         )
-        change = _change(packed - unpacked, rounding, exact)
+        change = _change(packed - unpacked, rounding, limit)
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
@@ -118,7 +136,7 @@ def _differences(
             finally:
                 hook.remove()
             # Without the last column, which the moved token predicts.
-            change = _change((far - near)[:, :-1], rounding, exact)
+            change = _change((far - near)[:, :-1], rounding, limit)
             yield None if change is None else f"log-probs that change by {change:.2g}: {attention.LONGEST_ROW}"
 
 
@@ -147,19 +165,19 @@ def _score_with_other_rounding(
     return wide[:, :length]
 
 
-def _change(difference: Tensor, rounding: Tensor, exact: bool) -> float | None:
+def _change(difference: Tensor, rounding: Tensor, limit: float | None) -> float | None:
     """Return the largest difference of log-probs (B, T) if rounding does not explain it, or None.
 
     The median of a row, because a few tokens of a mixture of experts may take other experts.
 
     >>> rounding = torch.full((2, 9), 0.01)
-    >>> _change(rounding * 2, rounding, exact=False)
-    >>> _change(torch.tensor([[0.0] * 9, [0.1] * 9]), rounding, exact=False)
+    >>> _change(rounding * 2, rounding, limit=None)
+    >>> _change(torch.tensor([[0.0] * 9, [0.1] * 9]), rounding, limit=None)
     0.10000000149011612
     """
     largest = difference.abs().max().item()
-    if exact:
-        return largest if largest > MAX_DIFF else None
+    if limit is not None:
+        return None if largest <= limit else largest
     for statistic, (least, most) in ((_median, MEDIAN_BOUNDS), (torch.max, MAXIMUM_BOUNDS)):
         if statistic(difference.abs()) > min(max(3 * statistic(rounding.abs()).item(), least), most):
             return largest
@@ -207,7 +225,6 @@ class PackedScorer:
         self.models = [_bare(model) for model in models]
         # The padded width from which rows are scored as TRL does, or None.
         self.longest = min(filter(None, (longest_width(model.config) for model in self.models)), default=None)
-        self.verified = False
 
     def bare(self, model: Any) -> Any:
         """Return the transformers model of a model that peft or accelerate may have wrapped."""
@@ -220,20 +237,15 @@ class PackedScorer:
     def agree_to_pack(
         self, score_unpacked: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool
     ) -> bool:
-        """Compare the scores of two short rows of words with those of TRL's ``score_unpacked``, once for each model.
+        """Compare each model's scores of two short rows of words with those of TRL's ``score_unpacked``.
 
         Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
         their own attention again. If the scores differ on one rank, no rank packs. All ranks call this, before an
         update is split for packing.
         """
-        if self.verified:
-            return True
-        self.verified = True
         for model in models:
             if reason := self._agree_on_difference(score_unpacked, model, tokenizer, tf32):
-                for one in self.models:
-                    # Flash attention keeps its name. `packed_attention` calls the original if no groups are given.
-                    one.set_attn_implementation(one.config._attn_implementation.removeprefix("packed_"))
+                _unregister(self.models)
                 switched_off("packing", _has(self.bare(model), reason))
                 return False
         return True
@@ -243,6 +255,8 @@ class PackedScorer:
     ) -> str | None:
         """Return how a model's packed scores differ from those of ``score_unpacked``, or None. All ranks call this."""
         training, bare = model.training, self.bare(model)
+        altered = [module for module in model.modules() if is_altered(module)]
+        is_altered_model = not agree_on_all(not altered)
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = (
             bare.dtype == torch.float32
@@ -250,11 +264,19 @@ class PackedScorer:
             and not split_by(self.accelerator)
             and "flash" not in bare.config._attn_implementation
         )
-        # Dropout would make the two scores differ.
+        limit = (MAX_DIFF_ALTERED if is_altered_model else MAX_DIFF) if exact else None
+        # Dropout would make the two scores differ. A script's code may depend on the mode.
         model.eval()
+        for module in altered:
+            module.training = training
+        devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks
-        # agree.
-        with torch.no_grad(), closing(_differences(self, score_unpacked, model, tokenizer, exact)) as differences:
+        # agree. A script's code may draw random numbers.
+        with (
+            torch.random.fork_rng(devices),
+            torch.no_grad(),
+            closing(_differences(self, score_unpacked, model, tokenizer, limit)) as differences,
+        ):
             reason = next(filter(None, map(agree_on_first, differences)), None)
         model.train(training)
         return reason

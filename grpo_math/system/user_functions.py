@@ -20,8 +20,8 @@ from grpo_math.system.redact import one_line
 PACKAGES = ("trl", "transformers", "peft", "grpo_math", "torch")
 
 
-def is_foreign(function: Any) -> bool:
-    """Return True if a function, or one that it wraps, is not code of `PACKAGES`.
+def is_foreign(function: Any, packages: tuple[str, ...] = PACKAGES) -> bool:
+    """Return True if a function, or one that it wraps, is not code of these packages.
 
     >>> is_foreign(load_function), is_foreign(lambda: None)
     (False, False)
@@ -29,7 +29,7 @@ def is_foreign(function: Any) -> bool:
     (True, True)
     """
     modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
-    return any(name.partition(".")[0] not in PACKAGES for name in modules)
+    return any(name.partition(".")[0] not in packages for name in modules)
 
 
 def is_user_function(name: str) -> bool:

@@ -1,6 +1,5 @@
-"""Prepare a model's gradients for training: hooks of others, unused parameters, 4 bit on a CPU."""
+"""Prepare a model's gradients for training: unused parameters, 4 bit on a CPU."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.errors import ConfigError
@@ -24,20 +23,6 @@ def keep_4bit_gradients(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-
-
-def have_hooks(models: Iterable[Any]) -> bool:
-    """Return True if a parameter has a hook on its accumulated gradient, for example of a script's optimizer.
-
-    >>> import torch
-    >>> weight = torch.nn.Linear(1, 1)
-    >>> have_hooks([weight])
-    False
-    >>> _ = weight.bias.register_post_accumulate_grad_hook(print)
-    >>> have_hooks([weight])
-    True
-    """
-    return any(weight._post_accumulate_grad_hooks for model in models for weight in model.parameters())
 
 
 def has_unused_parameters(trainer: "TrlTrainer") -> bool:

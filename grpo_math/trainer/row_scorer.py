@@ -11,11 +11,13 @@ from trl.models import get_act_offloading_ctx_manager
 from grpo_math.generation.names import experts_for_trl
 from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing import scoring
+from grpo_math.packing.altered import changes_gradients, model_state
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
+from grpo_math.system.collectives import agree_on_all
 from grpo_math.system.user_functions import is_foreign
-from grpo_math.trainer import gradients, tiled_mlp
+from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.loss_settings import micro_batch_terms
 from grpo_math.trainer.meter import StepMeter
 
@@ -39,28 +41,21 @@ class RowScorer:
         trl_scoring: Callable[[], Callable[..., scoring.Scores]],
     ) -> None:
         self.trainer = trainer
+        self.settings = settings
         self.meter = meter
         self.trl_scoring = trl_scoring
-        accelerator, args = trainer.accelerator, trainer.args
-        models = [accelerator.unwrap_model(model) for model in self._models]
-        packs = settings.pack_updates and scoring.agree_to_register(
-            models,
-            args,
-            {
-                "an image processor": trainer._is_vlm,
-                "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
-                "an optimizer that steps in each backward pass": settings.steps_in_backward
-                or gradients.have_hooks(models),
-            },
-        )
-        for term in micro_batch_terms(trainer) if packs else []:
-            switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
-        tiled_mlp.tile_as_configured(models, args, accelerator)
+        accelerator = trainer.accelerator
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
         # by dropping ``.grad``.
         single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
-        self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=packs, is_single_process=single)
-        self.packed = scoring.PackedScorer(accelerator, self.budget, models) if packs else None
+        self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=False, is_single_process=single)
+        self.packed = self._agree_on_scorer()
+        self.budget.splits = self.packed is not None
+        for term in micro_batch_terms(trainer) if self.packed else []:
+            switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
+        # The state of the models for which packing was decided.
+        self.decided_for: list[Any] | None = None
+        tiled_mlp.tile_as_configured(self._models, trainer.args, accelerator)
         self.offload: AbstractContextManager[Any] = (
             get_act_offloading_ctx_manager(trainer.model, warn_if_no_head=False)
             if settings.activation_offloading
@@ -71,12 +66,34 @@ class RowScorer:
     def _models(self) -> list[Any]:
         return [model for model in (self.trainer.model, self.trainer.ref_model) if isinstance(model, torch.nn.Module)]
 
+    def _agree_on_scorer(self) -> scoring.PackedScorer | None:
+        """Return a scorer of packed rows, or None if the settings or the models do not support it."""
+        trainer, args = self.trainer, self.trainer.args
+        models = [trainer.accelerator.unwrap_model(model) for model in self._models]
+        hindrances = {
+            "an image processor": trainer._is_vlm,
+            "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
+            "an optimizer that steps in each backward pass": self.settings.steps_in_backward,
+            "hooks on gradients, which act once in each backward pass": changes_gradients(models),
+        }
+        if not self.settings.pack_updates or not scoring.agree_to_register(models, args, hindrances):
+            return None
+        return scoring.PackedScorer(trainer.accelerator, self.budget, models)
+
     def agree_to_pack(self) -> None:
-        """Stop packing if packed scores differ from those of TRL's method. All ranks call this."""
+        """Decide if rows are packed. Decide again if a script has changed a model. All ranks call this.
+
+        Packed scores must not differ from those of TRL's method.
+        """
         # Not in the constructor, because the model is not on its device yet.
+        if not self.settings.pack_updates or agree_on_all(self.decided_for == model_state(self._models)):
+            return
+        self.packed = self._agree_on_scorer()
         tokenizer, tf32 = self.trainer._tokenizer, self.trainer.args.tf32
         if self.packed and not self.packed.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
             self.packed = None
+        # Registering has changed the models, too.
+        self.decided_for = model_state(self._models)
 
     def score(
         self, trl_method: Callable[..., scoring.Scores], *rows: Any, group: Tensor | None, **kwargs: Any

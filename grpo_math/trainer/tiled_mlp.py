@@ -23,8 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from grpo_math.generation.names import NORMED
+from grpo_math.packing.altered import LIBRARIES, is_altered
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
+from grpo_math.system.user_functions import is_foreign
 
 MIN_TOKENS = 1024  # per tile: smaller products leave a large GPU idle
 MAX_TILES = 4  # 4-bit weights are dequantised once more for each tile
@@ -53,7 +55,9 @@ def tile_layers(models: list[Any]) -> int:
     """Tile the MLPs of these models, and return their number."""
     layers = [layer for model in models for layer in model.modules() if can_tile(layer)]
     for layer in layers:
-        TiledMLP(layer)
+        # An earlier trainer may have tiled them.
+        if "forward" not in vars(layer.mlp):
+            TiledMLP(layer)
     return len(layers)
 
 
@@ -63,10 +67,13 @@ def can_tile(layer: Any) -> bool:
     if not isinstance(mlp, torch.nn.Module) or not hasattr(layer, "gradient_checkpointing"):
         return False
     children = dict(mlp.named_children())
+    # Another library may have replaced the method, to move tensors to another device for example.
+    forwards = [vars(one).get("forward") for one in (mlp, getattr(layer, "post_attention_layernorm", mlp))]
     # A norm after the MLP saves the MLP's output, so the recomputation of the layer would include the MLP.
     normed = any(name.startswith(("post_feedforward", "post_mlp")) for name, _ in layer.named_children())
     return (
         not normed
+        and all(one is None or isinstance(getattr(one, "__self__", None), TiledMLP) for one in forwards)
         and set(children) == {*PROJECTIONS, "act_fn"}
         and all(_by_token(children[name]) for name in PROJECTIONS)
     )
@@ -86,15 +93,14 @@ class TiledMLP:
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self.mlp = layer.mlp.forward
-        self.norm: Any = None
+        self.mlp = layer.mlp
+        self.norm = layer.post_attention_layernorm if type(layer).__name__ in NORMED else None
         # The MLP's input, if its norm is computed in the tiles.
         self.not_normed: Tensor | None = None
         # Only ``forward`` is replaced. A new module would change the names of parameters in checkpoints.
-        layer.mlp.forward = self.forward
-        if type(layer).__name__ in NORMED:
-            self.norm = layer.post_attention_layernorm.forward
-            layer.post_attention_layernorm.forward = self.defer_norm
+        self.mlp.forward = self.forward
+        if self.norm is not None:
+            self.norm.forward = self.defer_norm
 
     def tiles(self, states: Tensor) -> int:
         """Return the number of tiles for these tokens."""
@@ -105,22 +111,36 @@ class TiledMLP:
                 return 1
         return min(MAX_TILES, states.numel() // states.size(-1) // MIN_TOKENS)
 
+    def _is_unaltered(self) -> bool:
+        """Return True if only code of libraries computes the MLP and its norm. A script may change that at any time.
+
+        A hook would get tiles in place of the MLP's tensors, and a new module or method might read another input.
+        """
+        layer, norm = self.layer, self.norm
+        modules = [*self.mlp.modules(), *([norm] if norm is not None else [])]
+        replaced = layer.mlp is not self.mlp or (norm is not None and layer.post_attention_layernorm is not norm)
+        # A layer's hooks do not see the MLP. Its method may compute something else.
+        if replaced or is_foreign(layer.forward, LIBRARIES) or any(map(is_altered, modules)):
+            switched_off("tiled MLP", f"a hook, a method or a module of a script in {type(layer).__name__}")
+            return False
+        return True
+
     def defer_norm(self, states: Tensor) -> Tensor:
-        self.not_normed = states
-        return states
+        defers = self.tiles(states) > 1 and self._is_unaltered()
+        self.not_normed = states if defers else None
+        return states if defers else class_forward(self.norm, states)
 
     def forward(self, states: Tensor) -> Tensor:
-        not_normed = self.not_normed
+        deferred = self.not_normed is not None
         self.not_normed = None
-        if not_normed is not None:
-            if not_normed is not states:
-                raise RuntimeError(f"the norm of {type(self.layer).__name__} does not feed its MLP")
-            return self._in_tiles(states, lambda tile: self.mlp(self.norm(tile)))
-        return self._in_tiles(states, self.mlp)
+        if deferred:
+            return self._in_tiles(states, lambda tile: class_forward(self.mlp, class_forward(self.norm, tile)))
+        if self.tiles(states) < 2 or not self._is_unaltered():
+            return class_forward(self.mlp, states)
+        return self._in_tiles(states, lambda tile: class_forward(self.mlp, tile))
 
     def _in_tiles(self, states: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        if (n := self.tiles(states)) < 2:
-            return compute(states)
+        n = self.tiles(states)
         rows = states.reshape(-1, states.size(-1))
         if not torch.is_grad_enabled():
             return torch.cat([compute(tile) for tile in rows.tensor_split(n)]).view(states.shape)
@@ -137,6 +157,12 @@ class TiledMLP:
         with saved_tensors_hooks(_unchanged, _unchanged):
             outputs: Any = [checkpoint(compute_tile, number, device, use_reentrant=False) for number in range(n)]
         return torch.cat(outputs).view(states.shape)
+
+
+def class_forward(module: Any, states: Tensor) -> Tensor:
+    """Call the method that `TiledMLP` hides. A script may have changed it since."""
+    output: Tensor = type(module).forward(module, states)
+    return output
 
 
 def _unchanged(tensor: Tensor) -> Tensor:

@@ -146,6 +146,8 @@ class Updates:
         self.current = None
         inputs = trl_method(batch)
         if number == 0:
+            # A reward function may have changed the model.
+            self.scorer.agree_to_pack()
             self.window = []
             if not self._keeps_trl_rows:
                 self.window = self._gather_window(trainer._buffered_inputs[first : first + size])

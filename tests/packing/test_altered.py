@@ -1,0 +1,170 @@
+"""A script may change a model at any step: what cannot be packed any more is scored as TRL does."""
+
+import pytest
+import torch
+from small_families import tiny_model
+from small_trainers import KINDS, SMALL, STEPS, letters, relative, weights
+from transformers import TrainerCallback
+
+from grpo_math.packing.altered import changes_gradients, is_altered
+from grpo_math.run import speed_ups
+from grpo_math.trainer import tiled_mlp
+
+
+def packs(trainer):
+    trainer.grpo_math.scorer.agree_to_pack()
+    return trainer.grpo_math.scorer.packed is not None
+
+
+def mixed(module, args, output):
+    """Each token gets a little of the others, fewer of them in a packed row."""
+    return output - 0.05 * output.mean(1, keepdim=True)
+
+
+def clipped(module, grad_input, grad_output):
+    return tuple(gradient.clamp(-1e-3, 1e-3) for gradient in grad_input)
+
+
+def of_training(module, args, output):
+    return mixed(module, args, output) if module.training else None
+
+
+def noisy(module, args, output):
+    return output + 0.01 * torch.randn_like(output)
+
+
+def hook_on_activations(module, args, output):
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+
+def mlp(model):
+    return model.model.layers[1].mlp
+
+
+def patch_forward(model):
+    forward = mlp(model).forward
+    mlp(model).forward = lambda states: mixed(None, None, forward(states))
+
+
+# Changes after which packed rows would get another gradient, and the beginning of the reason.
+CHANGES = {
+    "a hook that mixes tokens": lambda model: mlp(model).register_forward_hook(mixed),
+    "the same in training only": lambda model: mlp(model).register_forward_hook(of_training),
+    "noise": lambda model: mlp(model).register_forward_hook(noisy),
+    "a patched forward": patch_forward,
+    "a gradient that is clipped": lambda model: mlp(model).register_full_backward_hook(clipped),
+    "the same within a forward pass": lambda model: mlp(model).register_forward_hook(hook_on_activations),
+    "a hook on a parameter": lambda model: model.lm_head.weight.register_hook(torch.sign),
+    "a hook on a gradient": lambda model: model.lm_head.weight.register_post_accumulate_grad_hook(print),
+    "eager attention": lambda model: model.set_attn_implementation("eager"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_a_script_changes_is_packed_only_while_packing_changes_nothing(change, ours):
+    model = tiny_model("llama").train()
+    trainer = ours(model=model)
+    assert packs(trainer)
+    random = torch.get_rng_state()
+    hook = CHANGES[change](model)
+    assert not packs(trainer)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.config._attn_implementation == ("eager" if "eager" in change else "sdpa")
+    [reason] = speed_ups._reasons["packing"]
+    expected = {
+        "gradient": "hooks on gradients",
+        "parameter": "hooks on gradients",
+        "eager": "attention implementation",
+    }
+    expected["within"] = "hooks on gradients"
+    assert next((text for word, text in expected.items() if word in change), "log-probs that change by") in reason
+    if hook is not None:
+        hook.remove()
+        assert packs(trainer)
+
+
+def test_attention_that_is_switched_and_switched_back_is_packed_again(ours):
+    model = tiny_model("llama")
+    trainer = ours(model=model)
+    assert packs(trainer)
+    model.set_attn_implementation("eager")
+    model.set_attn_implementation("sdpa")
+    assert packs(trainer)
+    assert model.config._attn_implementation == "packed_sdpa"
+    # A script may also remove the hooks of others.
+    for module in model.modules():
+        module._forward_hooks.clear()
+    assert packs(trainer)
+    assert len(model.model._forward_hooks) == 1
+
+
+def test_a_hook_that_only_looks_keeps_packing(ours):
+    model, seen = tiny_model("llama"), []
+
+    def look(module, grad_input, grad_output):
+        seen.append(grad_output[0].norm())
+
+    def shape(module, args, output):
+        seen.append(output.shape)
+
+    mlp(model).register_full_backward_hook(look)
+    mlp(model).register_forward_hook(shape)
+    trainer = ours(model=model)
+    assert packs(trainer)
+    asked = len(seen)
+    assert packs(trainer)
+    assert len(seen) == asked
+
+
+def test_what_a_gradient_hook_may_do_is_read_from_its_code():
+    model = torch.nn.Linear(1, 1)
+
+    def kept(hook):
+        handle = model.register_full_backward_hook(hook)
+        changes, altered = changes_gradients([model]), is_altered(model)
+        handle.remove()
+        return altered and not changes
+
+    def in_place(module, grad_input, grad_output):
+        grad_input[0].clamp_(-1, 1)
+
+    def sometimes(module, grad_input, grad_output):
+        if grad_input is None:
+            return None
+        return grad_input
+
+    assert kept(lambda *_: None)
+    assert not any(map(kept, (in_place, sometimes, clipped, print, lambda *_: print())))
+
+
+class AtStep(TrainerCallback):
+    """Changes the model before the second step."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 1:
+            self.change(model)
+
+
+def replace_mlp(model):
+    torch.manual_seed(3)
+    size = mlp(model).gate_proj.in_features
+    model.model.layers[1].mlp = torch.nn.Linear(size, size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [CHANGES["a hook that mixes tokens"], patch_forward, replace_mlp])
+def test_a_model_that_a_callback_changes_ends_with_trls_weights(change, ours, monkeypatch):
+    """With tiles of a few tokens: in such a layer the norm is computed with the MLP."""
+    monkeypatch.setattr(tiled_mlp, "MIN_TOKENS", 8)
+    trained = {}
+    for name in KINDS:
+        trainer = ours(letters, folder=name, **KINDS[name], **STEPS, **SMALL, gradient_checkpointing=True)
+        trainer.add_callback(AtStep(change))
+        trainer.train()
+        trained[name] = weights(trainer.model)
+    assert relative(trained["ours"], trained["trl"]) < 1e-6
+    assert "tiled MLP" in speed_ups._reasons
