@@ -39,6 +39,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("evaluation.toolbox", "trainer.reward_funcs", "trainer.row_scorer", "trainer.tool_loop"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
+    *("generation.adapter_store", "generation.sampler", "generation.server_sampler", "generation.colocated_sampler"),
     *("generation.lost_server", "generation.served_teacher"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
@@ -64,7 +65,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *(f"packing.{path.stem}" for path in (PACKAGE / "packing").glob("[a-z]*.py")),
 }
 TRL = {  # of these, what needs TRL itself
-    *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.canary", "report.finish"),
+    *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.colocated_sampler", "report.finish"),
     *("train.program", "train.resuming"),
     *(
         "trainer.rollout_queue",

@@ -183,14 +183,14 @@ class Engine(Model):
     def generator(self, request: Request) -> Generate:
         stops = stop_ids(self.tokenizer, self.weights.generation_config, request)
         # TRL's own client, to which training sends whole weights: the server has the model under one name.
-        if self.generation.mode == "server" and not hasattr(self.generation, "sampling"):
+        if self.generation.mode == "server" and not hasattr(self.generation, "sampler"):
             client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
             return with_server(client, client.models()[0], self.tokenizer, stops, request)
         longest, settings = request.max_new_tokens, {**request.for_vllm(), "stop_token_ids": stops}
 
         def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
             if self.generation.mode == "server":
-                sample = self.generation.sampling(prompts, seed, longest, logprobs=False, extra=settings)
+                sample = self.generation.sampler.request(prompts, seed, longest, logprobs=False, extra=settings)
                 answers = [completion.tokens for completion in sample()]
             else:
                 answers = self._colocated(prompts, seed, longest, settings)

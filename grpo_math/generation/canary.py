@@ -6,15 +6,12 @@ the change is clearly visible.
 
 vLLM may lose an adapter later. An effect above the tolerance is missed in the log-probs of every rollout (`differs`). A
 smaller effect is checked again whenever vLLM may have lost it: after a restart, and after a sleep.
-
-sync.py passes the functions that request a completion and send an adapter.
 """
 
 import math
 import random
 import statistics
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,7 +21,7 @@ from peft.helpers import rescale_adapter_scale
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps
-from grpo_math.generation.completion import Completion
+from grpo_math.generation.sampler import Sampler
 from grpo_math.system.collectives import broadcast_from_main
 
 TOKENS = 16
@@ -33,36 +30,38 @@ LARGEST_SCALE = 2.0**24
 BLOCK = 128
 
 
-class Canary:
-    """Compares vLLM's log-probs with the trainer's.
+def rounding(model: Any, dtype: str, mixed_precision: str) -> float:
+    """Return the mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03
+    in bfloat16).
 
-    ``ask`` returns a greedy continuation of `TOKENS` from every engine. ``send`` sends the current adapter with its
-    effect times a factor. ``context`` is the engine's longest context in tokens.
+    ``dtype``: vLLM's, or an empty text. ``mixed_precision``: accelerate's.
 
-    Rounding may cause more in fewer bits:
-
-    >>> from types import SimpleNamespace
-    >>> [Canary(SimpleNamespace(), None, float32, None, None, 4096).tolerance for float32 in (True, False)]
-    [0.02, 0.2]
+    >>> from types import SimpleNamespace as Model
+    >>> [rounding(Model(dtype=torch.float32), dtype, "no") for dtype in ("torch.float32", "torch.bfloat16", "")]
+    [0.02, 0.2, 0.2]
     >>> names = "is_loaded_in_4bit", "is_loaded_in_8bit"
-    >>> [Canary(SimpleNamespace(**{name: True}), None, True, None, None, 4096).tolerance for name in names]
+    >>> [rounding(Model(dtype=torch.float32, **{name: True}), "torch.float32", "no") for name in names]
     [0.4, 0.4]
     """
+    if getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False):
+        return 0.4
+    # Strict only if the model, vLLM and autocast all compute in float32.
+    dtypes = {str(one).removeprefix("torch.") for one in (model.dtype, dtype, mixed_precision)} - {"no"}
+    return 0.02 if dtypes == {"float32"} else 0.2
 
-    def __init__(
-        self,
-        model: Any,
-        accelerator: Any,
-        float32: bool,
-        ask: Callable[[list[int]], list[Completion]],
-        send: Callable[[float], None],
-        context: int,
-    ) -> None:
+
+class Canary:
+    """Compares the log-probs of a ``sampler`` with those of ``model``, the trainer's.
+
+    ``tolerance``: see `rounding`. ``lags``: the sampler's adapter is usually older than the trainer's.
+    """
+
+    def __init__(self, model: Any, accelerator: Any, sampler: Sampler, tolerance: float, lags: bool = False) -> None:
         self.model = model
         self.accelerator = accelerator
-        self.ask = ask
-        self.send = send
-        self.context = context
+        self.sampler = sampler
+        self.tolerance = tolerance
+        self.lags = lags
         self.prompt: list[int] = []
         # The checks that have passed. 1: the first sync. 2: a changed adapter, so no check is left.
         self.agreed = 0
@@ -71,29 +70,42 @@ class Canary:
         # The mean differences between the log-probs of vLLM and the trainer's in the last rollouts.
         self.differences = deque[float](maxlen=100)
         self.suspicious = 0  # the number of rollouts in a row with a larger difference
-        # The mean difference of log-probs, in nats, that rounding may cause: several times the measured one (0.03 in
-        # bfloat16).
-        quantised = getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False)
-        self.tolerance = 0.4 if quantised else 0.02 if float32 else 0.2
 
-    def check(self, prompts: list[list[int]], sync: int) -> None:
+    def wake(self) -> None:
+        """Wake vLLM. If it was asleep, a check is due unless `differs` would notice that the adapter is lost."""
+        if self.sampler.wake():
+            # Before 0.33 vLLM may lose an adapter while it sleeps (vllm-project/vllm#53888).
+            self.due |= self.effect <= self.tolerance
+
+    def watch(self, difference: float) -> None:
+        """Compare the models again if ``difference``, the mean difference of the log-probs of a rollout, is too large
+        in two rollouts in a row.
+
+        All ranks call this, before the update of the rollout.
+        """
+        if self.differs(difference):
+            self.wake()
+            self.compare(1.0)
+            self.sampler.sleep()
+
+    def check(self, prompts: list[list[int]]) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's. All ranks call this."""
         self.due = False
         self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
-            self.effect = self.compare(1.0, sync)
+            self.effect = self.compare(1.0)
             self.agreed = 1
             return
 
         scale = self._visible_scale()
         if scale is None:  # no update has changed the adapter yet
             return
-        self.send(scale)
-        change = self.compare(scale, sync)
+        self.sampler.broadcast_adapter(scale)
+        change = self.compare(scale)
         # The true adapter replaces the scaled one. The second comparison shows that vLLM does not reuse the scaled one,
         # for example from its prefix cache.
-        self.send(1.0)
-        self.effect = self.compare(1.0, sync)
+        self.sampler.broadcast_adapter()
+        self.effect = self.compare(1.0)
         # If the adapter hardly changed the log-probs, the base could have agreed, too: check again after a later sync.
         if change > 2 * self.tolerance:
             self.agreed = 2
@@ -104,18 +116,19 @@ class Canary:
         They are the prompts, preceded by the same tokens in random order. A model would copy from repeated prompts, and
         a wrong model copies as well as the right one.
 
-        >>> canary, prompts = Canary(None, None, True, None, None, context=4096), [[5, 6], [7], [5, 6]]
+        >>> from types import SimpleNamespace as Engine
+        >>> canary, prompts = Canary(None, None, Engine(context=4096), 0.02), [[5, 6], [7], [5, 6]]
         >>> len(canary._prompt(prompts)), canary._prompt(prompts)[-3:], set(canary._prompt(prompts))
         (257, [5, 6, 7], {5, 6, 7})
         >>> canary._prompt([list(range(300))]) == list(range(257))
         True
-        >>> canary.context = 20  # 16 tokens of the continuation, and one more
+        >>> canary.sampler.context = 20  # 16 tokens of the continuation, and one more
         >>> len(canary._prompt(prompts))
         3
         """
         row = [token for ids in dict.fromkeys(map(tuple, prompts)) for token in ids]
         # vLLM always computes the last token of a prompt. With one more token it can reuse two whole blocks.
-        length = min(2 * BLOCK + 1, self.context - TOKENS - 1)
+        length = min(2 * BLOCK + 1, self.sampler.context - TOKENS - 1)
         filler = random.Random(0).choices(row, k=max(0, length - len(row)))
         return (filler + row)[:length]
 
@@ -137,31 +150,27 @@ class Canary:
             scale *= 2.0 ** min(6, max(1, math.ceil(math.log2(6 * self.tolerance / max(change, 1e-9)))))
         return None
 
-    def differs(self, difference: float, lags: bool) -> bool:
+    def differs(self, difference: float) -> bool:
         """Return True if the mean difference of log-probs was too large in two rollouts in a row.
 
-        ``lags``: the sampler's adapter is older than the trainer's, which causes a usual difference.
-
-        >>> canary = Canary(None, None, True, None, None, 4096)
-        >>> [canary.differs(difference, lags=False) for difference in (0.01, 0.03, 0.01, 0.03, math.nan, 0.03)]
+        >>> [*map(Canary(None, None, None, 0.02).differs, (0.01, 0.03, 0.01, 0.03, math.nan, 0.03))]
         [False, False, False, False, True, False]
-        >>> canary = Canary(None, None, True, None, None, 4096)
-        >>> [canary.differs(difference, lags=True) for difference in (0.01, 0.03, 0.05, 0.06, 0.06)]
+        >>> [*map(Canary(None, None, None, 0.02, lags=True).differs, (0.01, 0.03, 0.05, 0.06, 0.06))]
         [False, False, False, True, False]
         """
-        usual = statistics.median(self.differences) if lags and self.differences else 0.0
+        usual = statistics.median(self.differences) if self.lags and self.differences else 0.0
         # Not `>`, which is False for NaN.
         self.suspicious = 0 if difference <= usual + self.tolerance else self.suspicious + 1
         self.differences.append(difference)
         return self.suspicious > 0 and self.suspicious % 2 == 0
 
-    def compare(self, scale: float, sync: int) -> float:
+    def compare(self, scale: float) -> float:
         """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them.
 
         All ranks call this.
         """
         change = math.inf
-        for completion in self.ask(self.prompt):
+        for completion in self.sampler.gather_greedy(self.prompt, TOKENS):
             trainer_logps = self._broadcast_logps(scale, self.prompt, completion.tokens)
             base = self._broadcast_logps(0.0, self.prompt, completion.tokens)
             from_base = (trainer_logps - base).abs().mean().item()
@@ -171,9 +180,10 @@ class Canary:
             # Not `difference > limit`, which is False for NaN, a log-prob that vLLM could not compute.
             if not difference <= limit:
                 raise UserError(
-                    f"vLLM samples the wrong model: after sync {sync} its log-probs are {difference:.3f} nats from "
-                    f"the trainer's, and at most {limit:.3f} is rounding: check that it serves the base that is "
-                    "trained, in the same precision, and that nothing else loads adapters into it"
+                    f"vLLM samples the wrong model: after sync {self.sampler.store.sent} its log-probs are "
+                    f"{difference:.3f} nats from the trainer's, and at most {limit:.3f} is rounding: check that it "
+                    "serves the base that is trained, in the same precision, and that nothing else loads adapters into "
+                    "it"
                 )
             change = min(change, from_base)
         return change

@@ -7,6 +7,7 @@ once, after resampling.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError
+from grpo_math.generation.canary import Canary
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.rewards import REWARDS
@@ -98,8 +100,8 @@ class RolloutInProgress:
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
 
-    ``tools``: None if TRL's loop over turns runs, if any. ``engine``: TRL's `VLLMGeneration`, if vLLM samples.
-    ``draft``: the rollout that TRL makes now.
+    ``tools``: None if TRL's loop over turns runs, if any. ``canary``: compares vLLM with the policy, if
+    vLLM gets adapters. ``draft``: the rollout that TRL makes now.
     """
 
     def __init__(
@@ -109,14 +111,14 @@ class RolloutMaker:
         meter: StepMeter,
         queue: "RolloutQueue",
         tools: ToolLoop | None,
-        engine: Any,
+        canary: Canary | None,
     ) -> None:
         self.trainer = trainer
         self.settings = settings
         self.meter = meter
         self.queue = queue
         self.tools = tools
-        self.engine = engine
+        self.canary = canary
         self.draft = RolloutInProgress()
 
     @property
@@ -144,16 +146,18 @@ class RolloutMaker:
         log = self.meter.log()
         with self.meter.phase(metrics.SECONDS_SCORE):
             tokens_seen = trainer.state.num_input_tokens_seen
-            rollout = gather(inputs, 0)
-            if trainer.model.training:
+            trains = trainer.model.training
+            with self.queue.training_batch() if trains else nullcontext():
+                rollout = gather(inputs, 0)
+            if trains:
                 # TRL adds the tokens of all ranks to this count when it has generated.
                 self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
                 counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
                 rollout = with_metrics(rollout, counts)
                 differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
-                if differences and hasattr(self.engine, "watch"):
-                    self.engine.watch(differences[-1])
+                if differences and self.canary:
+                    self.canary.watch(differences[-1])
             if trainer.mask_truncated_completions:
                 rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
             # Advantages come last, because resampling replaces rows. TRL's advantages belong to a single draw.

@@ -8,13 +8,12 @@ scored and trained on. The first batch is sampled on policy. The loss needs no a
 the current policy's, so its vLLM importance correction (their ratio to the sampler's log-probs) corrects for the older
 adapter, too. The next prompts follow from the sampler, whose order follows from the seed.
 
-`PrefetchedRollout` (generation/prefetch.py) runs the requests in a thread without collectives. A checkpoint contains
-the requested batch, so that a run can resume.
+`Prefetch` (generation/prefetch.py) sends the requests and keeps the requested batch. The queue tells it the prompts.
 """
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import RepeatSampler
@@ -22,12 +21,9 @@ from trl.trainer.utils import RepeatSampler
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.algorithm.rollout import Rollout
 from grpo_math.errors import ConfigError
-from grpo_math.generation.completion import Completion
-from grpo_math.generation.prefetch import PrefetchedRollout
+from grpo_math.generation.prefetch import Prefetch
 from grpo_math.run import metrics
-from grpo_math.run.speed_ups import switched_off
 from grpo_math.settings.vllm import NO_PREFETCH
-from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
@@ -37,14 +33,14 @@ Inputs = list[dict[str, Any]]
 
 
 class RolloutQueue:
-    """Chooses the problems of a trainer's rollouts, and requests the next batch from the servers.
+    """Chooses the problems of a trainer's rollouts.
 
-    ``sampler``: TRL's, of the current run. ``requested``: the next batch, with ``staleness``.
+    ``sampler``: TRL's, of the current run. ``prefetch``: samples the next batch with
+    ``staleness``; None on other ranks than the first.
     """
 
-    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", meter: StepMeter) -> None:
+    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", prefetch: Prefetch | None) -> None:
         self.trainer = trainer
-        self.meter = meter
         self.sampler: Any = None
         self.resampler = None
         if settings.resample_groups:
@@ -55,16 +51,9 @@ class RolloutQueue:
                 trainer.num_generations,
                 trainer.accelerator,
             )
-        self.requested: PrefetchedRollout | None = None
-        self._taken_at = -1  # the training step at which the last batch was taken
-        self._samples_ahead = bool(settings.staleness)
-        if self._samples_ahead:
+        self.prefetch = prefetch
+        if settings.staleness:
             self._refuse_unknown_requests()
-            self._generation.take = self.take_completions
-
-    @property
-    def _generation(self) -> Any:
-        return self.trainer.vllm_generation
 
     def gather_resampled(
         self, rollout: Rollout, inputs: Inputs, sample: Callable[[Inputs, int], Rollout]
@@ -74,11 +63,12 @@ class RolloutQueue:
         ``sample`` samples the rows of a `Resampler`.
         """
         if self.resampler is None:
-            return rollout, {}
+            return rollout, self._prefetch_metrics()
         rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
         # Not earlier: resampling uses the same servers, and training waits for its requests.
-        self._request_next()
-        return rollout, counts
+        if self.prefetch and (prompts := self.next_prompts()):
+            self.prefetch.request(prompts, self.trainer.num_generations, self.trainer.state.global_step)
+        return rollout, counts | self._prefetch_metrics()
 
     # With staleness
 
@@ -95,46 +85,23 @@ class RolloutQueue:
         if not isinstance(trainer.train_dataset, Sized):
             raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
 
-    def take_completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
-        """Return ``n`` completions of each prompt, on the main process: the requested ones, if this is their batch."""
-        trainer, generation = self.trainer, self._generation
-        # In an evaluation, and for additional groups, the requested batch is kept for the next training batch.
-        if not trainer.model.training or trainer._step == self._taken_at:
-            if self.requested is not None:
-                self.requested.wait()
-            return list(generation.sample(prompts, n))
-        if self.requested is not None and self.requested.prompts != prompts:
-            switched_off("prefetch", "a batch differed from the prefetched prompts")
-            self.requested = None
-        batch, started = (
-            self.requested or generation.request(prompts, n, trainer.state.global_step),
-            time.perf_counter(),
-        )
-        # Finish this request first: after a restart two threads would load the same adapter.
-        if batch.folder == generation.folder:
-            batch.wait()
-        self.requested = None
-        # Before waiting, so that the server always has requests.
-        if self.resampler is None:
-            self._request_next()
-        completions = batch.result()
-        self._taken_at = trainer._step
-        waited = time.perf_counter() - started
-        self.meter.add(
-            {
-                metrics.STALENESS: trainer.state.global_step - batch.step,
-                metrics.SECONDS_SAMPLING: batch.seconds,
-                metrics.SECONDS_OVERLAP: max(0.0, batch.seconds - waited),
-            }
-        )
-        return completions
+    def training_batch(self) -> AbstractContextManager[None]:
+        """Inside this context TRL samples a batch of training: the requested one, and the next one is requested."""
+        if self.prefetch is None:
+            return nullcontext()
+        following = [] if self.resampler else self.next_prompts()
+        return self.prefetch.training_batch(self.trainer.state.global_step, following)
 
-    def _request_next(self) -> None:
-        """Request the next batch on the main process, if there is one and the run samples in advance."""
-        if self.trainer.accelerator.is_main_process and self._samples_ahead and (prompts := self.next_prompts()):
-            self.requested = self._generation.request(
-                prompts, self.trainer.num_generations, self.trainer.state.global_step
-            )
+    def _prefetch_metrics(self) -> dict[str, float]:
+        """Return the metrics of the batch that `prefetch` has sampled, if any."""
+        batch = self.prefetch and self.prefetch.taken
+        if not batch:
+            return {}
+        return {
+            metrics.STALENESS: self.trainer.state.global_step - batch.step,
+            metrics.SECONDS_SAMPLING: batch.seconds,
+            metrics.SECONDS_OVERLAP: max(0.0, batch.seconds - batch.waited),
+        }
 
     def next_prompts(self) -> list[list[int]]:
         """Return the prompts of the next batch, each once; an empty list if training ends with this batch."""
@@ -155,14 +122,6 @@ class RolloutQueue:
         size = self.sampler.batch_size
         rows = order(self.sampler, epoch)[batch * size : (batch + 1) * size]
         return list(trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"asked": self.requested}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        batch = state["asked"]
-        # A snapshot of a step contains the object itself, a checkpoint its state.
-        self.requested = PrefetchedRollout.from_state_dict(batch) if isinstance(batch, dict) else batch
 
 
 def order(sampler: RepeatSampler, epoch: int) -> list[int]:

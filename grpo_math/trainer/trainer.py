@@ -44,6 +44,7 @@ from grpo_math.errors import RewardError, UserError
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
+from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
@@ -382,10 +383,9 @@ class MathGRPOTrainer(GRPOTrainer):
             super(GRPOTrainer, self).log(values)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
             return values
-        generation: Any = getattr(self, "vllm_generation", None)
+        sampler = getattr(getattr(self, "vllm_generation", None), "sampler", None)
         # The seeds of training continue as if nothing had been evaluated.
-        seeds = {"rollouts": generation.rollouts} if hasattr(generation, "rollouts") else {}
-        with replaced(generation or self, **seeds):
+        with replaced(sampler, sampled=sampler.sampled) if isinstance(sampler, ServerSampler) else nullcontext():
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.algorithm.reference import Reference
+from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.generation.turns import Conversation
 from grpo_math.run import metrics
 from grpo_math.trainer.meter import StepMeter
@@ -52,15 +53,17 @@ class Parts:
         self.scorer = RowScorer(trainer, settings, self.meter, trl_scoring)
         self.updates = Updates(trainer, settings, self.meter, self.scorer)
         self.reference = _moving_reference(trainer, settings)
-        self.queue = RolloutQueue(trainer, settings, self.meter)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
+        # Only an engine that gets adapters has these.
+        sampler, prefetch, canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
+        self.queue = RolloutQueue(trainer, settings, prefetch)
         self.tools = ToolLoop(conversation, trainer.accelerator, trainer.model.config, engine) if conversation else None
-        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools, engine)
-        flat = [TrainerAttributes(trainer, settings), self.queue]
+        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools, canary)
+        flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
+        flat += [sampler] if isinstance(sampler, ServerSampler) else []
         if engine:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
-            flat += [engine] if hasattr(engine, "load_state_dict") else []
         named = {
             "meter": self.meter,
             "nonfinite": self.nonfinite,

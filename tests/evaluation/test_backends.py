@@ -254,17 +254,17 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
     monkeypatch.setattr(from_trainer, "broadcast_from_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
-    vllm.sampling.side_effect = lambda prompts, seed, longest, **settings: (
+    vllm.sampler.request.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
     )
     for step in (0, 4, 4):
         trainer.state.global_step = step
         assert evaluate(trainer, ROWS, temperature=0.5, max_new_tokens=12, seed=3, progress=False)["accuracy"] == 1
     settings = {"logprobs": False, "extra": {**PLAIN, "temperature": 0.5, "stop_token_ids": STOPS}}
-    for asked in vllm.sampling.call_args_list:
+    for asked in vllm.sampler.request.call_args_list:
         assert (asked.args[1:], asked.kwargs) == ((batch_seed(3, 0), 12), settings), "one batch"
     assert vllm.sync_weights.call_count == 1
-    vllm.sampling.side_effect = ServerError("lost", 500)
+    vllm.sampler.request.side_effect = ServerError("lost", 500)
     with pytest.raises(ServerUnavailable, match=r"^lost$"):  # for which the trainer saves a checkpoint
         evaluate(trainer, ROWS, progress=False)
 

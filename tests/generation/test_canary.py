@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from small_vllm import adapted, move
 
 from grpo_math.errors import UserError
 from grpo_math.generation.adapters import logps
-from grpo_math.generation.canary import TOKENS, Canary
+from grpo_math.generation.canary import Canary
 from grpo_math.generation.completion import Completion
+from grpo_math.generation.sampler import Sampler
 
 
 @pytest.fixture
@@ -22,37 +24,45 @@ def policy(model):
     return policy
 
 
-class Sampler:
+class StandIn(Sampler):
     """Answers as vLLM would with the adapter that it was sent last; ``spoil`` changes its log-probs."""
 
-    def __init__(self, model, spoil=lambda logprobs: logprobs):
-        self.model, self.spoil, self.sent = model, spoil, [1.0]
+    context = 4096
 
-    def ask(self, prompt):
+    def __init__(self, model, spoil=lambda logprobs: logprobs):
+        super().__init__(SimpleNamespace(sent=1))
+        self.model, self.spoil, self.scales = model, spoil, [1.0]
+
+    def broadcast_adapter(self, scale=1.0):
+        self.scales.append(scale)
+
+    def gather_completions(self, prompts, n):
+        raise NotImplementedError
+
+    def gather_greedy(self, prompt, tokens):
         ids = list(prompt)
-        with torch.no_grad(), rescale_adapter_scale(self.model, self.sent[-1]):
-            for _ in range(TOKENS):
+        with torch.no_grad(), rescale_adapter_scale(self.model, self.scales[-1]):
+            for _ in range(tokens):
                 ids.append(int(self.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
             output = logps(self.model, ids[: len(prompt)], ids[len(prompt) :]).tolist()
         return [Completion(ids[len(prompt) :], self.spoil(output))]
 
-    def canary(self, **settings):
-        given = {"float32": True, "ask": self.ask, "send": self.sent.append, "context": 4096, **settings}
-        return Canary(self.model, Accelerator(cpu=True), **given)
+    def canary(self):
+        return Canary(self.model, Accelerator(cpu=True), self, 0.02)
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11]]
 
 
 def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
-    sampler = Sampler(policy)
+    sampler = StandIn(policy)
     canary = sampler.canary()
     canary.due = True
-    canary.check(PROMPTS, 1)
-    assert (canary.agreed, canary.due, sampler.sent) == (1, False, [1.0])
-    canary.check(PROMPTS, 2)
+    canary.check(PROMPTS)
+    assert (canary.agreed, canary.due, sampler.scales) == (1, False, [1.0])
+    canary.check(PROMPTS)
     assert canary.agreed == 2
-    first, scale, last = sampler.sent
+    first, scale, last = sampler.scales
     assert first == last == 1
     moved = []
     for factor in (0.0, scale / 4, scale):
@@ -76,23 +86,26 @@ def test_a_right_sampler_agrees_and_keeps_the_adapter_at_its_own_effect(policy):
 def test_a_sampler_with_other_log_probs_ends_the_run_but_rounding_does_not(spoil, apart, policy):
     error = f"after sync 1 its log-probs are {apart} nats .* at most 0.020 is rounding"
     with pytest.raises(UserError, match=error) if apart else nullcontext():
-        Sampler(policy, spoil).canary().check(PROMPTS, 1)
+        StandIn(policy, spoil).canary().check(PROMPTS)
 
 
 def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
-    canary = Sampler(policy).canary(send=lambda scale: None)
-    canary.check(PROMPTS, 1)
+    sampler = StandIn(policy)
+    sampler.broadcast_adapter = lambda scale=1.0: None
+    canary = sampler.canary()
+    canary.check(PROMPTS)
+    sampler.store.sent = 2
     with pytest.raises(UserError, match="after sync 2"):
-        canary.check(PROMPTS, 2)
+        canary.check(PROMPTS)
 
 
 def test_it_looks_again_after_a_sync_that_showed_too_little(policy):
-    sampler = Sampler(policy)
+    sampler = StandIn(policy)
     canary = sampler.canary()
-    canary.agreed, canary.compare = 1, lambda scale, sync: 2 * canary.tolerance
-    canary.check(PROMPTS, 2)
+    canary.agreed, canary.compare = 1, lambda scale: 2 * canary.tolerance
+    canary.check(PROMPTS)
     assert canary.agreed == 1
     for parameter in policy.parameters():
         parameter.data *= 0  # nothing to see at any scale
-    canary.check(PROMPTS, 3)
-    assert (canary.agreed, len(sampler.sent)) == (1, 3)  # all three at the second sync
+    canary.check(PROMPTS)
+    assert (canary.agreed, len(sampler.scales)) == (1, 3)  # all three at the second sync

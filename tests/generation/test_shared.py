@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from vllm_process import CPU
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.colocated_sampler import restored_methods
 from grpo_math.generation.shared import SharedBase, find_views, storage_address
-from grpo_math.generation.sync import restored_methods
 
 PROGRAM = str(Path(__file__).parents[1] / "processes/one_copy.py")
 ROWS = {"q_proj": slice(0, 32), "k_proj": slice(32, 48), "v_proj": slice(48, 64)}  # of one tensor of the engine

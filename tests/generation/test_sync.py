@@ -6,7 +6,6 @@ canary is shown syncs that are broken on purpose. All tests share one server of 
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 
@@ -23,8 +22,8 @@ from waiting import descendants, until
 from grpo_math import evaluate
 from grpo_math.errors import UserError
 from grpo_math.evaluation.toolbox import toolbox
-from grpo_math.generation.adapters import save_adapter
-from grpo_math.generation.sync import AdapterGeneration, KeyedClient
+from grpo_math.generation.server_sampler import ServerSampler
+from grpo_math.generation.sync import KeyedClient
 from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.datasets import load_problems
 from grpo_math.system.http import ServerError
@@ -134,15 +133,14 @@ def test_the_server_does_nothing_without_its_key_and_does_not_tell_it(process, s
         vllm_client.VLLMClient(base_url=url)
 
 
-class SameFolder(AdapterGeneration):
+def publish_in_same_folder(sampler, tensors, scale):
     """The trap: one name, one folder, loaded in place, and vLLM's prefix cache not reset."""
-
-    def _publish(self, tensors, scale):
-        self.folder = self.root / f"{self.run}-same"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        save_adapter(self.model, tensors, self.folder, scale)
-        body = {"lora_name": self.folder.name, "lora_path": str(self.folder), "load_inplace": True}
-        self.server.http.ask("/v1/load_lora_adapter", body)
+    store = sampler.store
+    store.current = store.root / f"{store.run}-same"
+    store.remove(store.current)
+    store.write(tensors, scale)
+    body = {"lora_name": store.current.name, "lora_path": str(store.current), "load_inplace": True}
+    sampler.server.http.ask("/v1/load_lora_adapter", body)
 
 
 @pytest.fixture
@@ -152,9 +150,9 @@ def policy(smollm):
     return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "v_proj", "down_proj"]))
 
 
-def syncs(kind, model, tokenizer, url, tmp_path):
+def syncs(model, tokenizer, url, tmp_path):
     """Two syncs with a small update between them, and a rollout after each."""
-    generation = generation_of(model, url, tmp_path, kind)
+    generation = generation_of(model, url, tmp_path)
     prompts = tokenizer(["The capital of France is", "Water boils at a temperature of"])["input_ids"]
     for _ in range(2):
         generation.sync_weights()
@@ -166,27 +164,29 @@ def syncs(kind, model, tokenizer, url, tmp_path):
 def test_the_canary_agrees_on_every_copy_of_the_model(process, smollm, policy, tokenizer, tmp_path):
     server = Server(process.url)
     assert server.replicas() == [0, 1]
-    generation = syncs(AdapterGeneration, policy, tokenizer, server.url, tmp_path)
+    generation = syncs(policy, tokenizer, server.url, tmp_path)
+    store = generation.sampler.store
     assert generation.canary.agreed == 2
-    assert [name for name in server.models() if name.startswith(generation.run)] == [generation.folder.name]
+    assert [name for name in server.models() if name.startswith(store.run)] == [store.current.name]
     move(policy, 0.3)
     generation.sync_weights()
-    names = ((smollm, 0), (generation.folder.name, 0), (generation.folder.name, 1))
+    names = ((smollm, 0), (store.current.name, 0), (store.current.name, 1))
     greedy = {"prompt": tokenizer("The capital of France is")["input_ids"], "max_tokens": 8, "temperature": 0.0}
     (base,), (one,), (other,) = (server.generate(model=model, replica=replica, **greedy) for model, replica in names)
     assert one.tokens == other.tokens != base.tokens
 
 
 @pytest.mark.parametrize(
-    ("kind", "changed", "sync"),
-    [(SameFolder, slice(0), 2), (AdapterGeneration, slice(3, 6), 1)],
+    ("publish", "changed", "sync"),
+    [(publish_in_same_folder, slice(0), 2), (ServerSampler._publish, slice(3, 6), 1)],
     ids=["a broken sync", "another base"],
 )
 def test_the_canary_stops_a_run_whose_server_has_another_model(
-    kind, changed, sync, process, policy, tokenizer, tmp_path
+    publish, changed, sync, process, policy, tokenizer, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(ServerSampler, "_publish", publish)
     for layer in policy.get_base_model().model.layers[changed]:
         layer.mlp.down_proj.base_layer.weight.data *= -1
     with pytest.raises(UserError, match=f"vLLM samples the wrong model: after sync {sync}") as error:
-        syncs(kind, policy, tokenizer, process.url, tmp_path)
+        syncs(policy, tokenizer, process.url, tmp_path)
     assert "\n" not in str(error.value)

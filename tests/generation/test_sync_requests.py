@@ -1,5 +1,6 @@
 """The sync against stand-ins for vLLM (small_vllm.py) that restart, stay away, or share work."""
 
+import gc
 import json
 import sys
 from collections import Counter
@@ -19,14 +20,14 @@ from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.colocated_sampler import release_cache
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.lost_server import ServerUnavailable, one_line_for_lost_servers
-from grpo_math.generation.sync import AdapterGeneration, KeyedClient, adapter_sync, release_cache
+from grpo_math.generation.sync import AdapterGeneration, KeyedClient, adapter_sync
 from grpo_math.generation.vllm_server import without_aborts
-from grpo_math.run import metrics, speed_ups
+from grpo_math.run import speed_ups
 from grpo_math.system.http import ServerError
 from grpo_math.system.machine import free_port
-from grpo_math.trainer.rollout_queue import RolloutQueue
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
 PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
@@ -59,24 +60,25 @@ def test_each_sync_has_a_folder_of_its_own_until_the_run_ends(server, policy, tm
     (tmp_path / "vllm_adapters_01_other").mkdir()
     server.settings["parallel_config"] = {"data_parallel_size": 2}
     generation = generation_of(policy, server.url, tmp_path)
-    asked = [*CONNECT]
+    store, asked = generation.sampler.store, [*CONNECT]
     for number in (1, 2, 3):
         generation.sync_weights()
         assert generation.canary.due == (number < 3)
         generation.generate(PAIRS, None, 2)
-        assert {*tmp_path.iterdir()} == {generation.root, tmp_path / "vllm_adapters_01_other"}
-        assert [*generation.root.iterdir()] == [generation.folder]
-        assert [*server.adapters] == [generation.folder.name]
+        assert {*tmp_path.iterdir()} == {store.root, tmp_path / "vllm_adapters_01_other"}
+        assert [*store.root.iterdir()] == [store.current]
+        assert [*server.adapters] == [store.current.name]
         # The second canary also sends the adapter with a multiple of its effect, and then as it is.
         twice = 2 * [*LOAD, *UNLOAD, *CANARY] if number == 2 else []
         asked += [*LOAD, *(UNLOAD if number > 1 else []), *(CANARY if number == 1 else []), *twice, *3 * ASK]
         assert server.asked == asked
-        sent = PeftModel.from_pretrained(small_model(), generation.folder).state_dict()
+        sent = PeftModel.from_pretrained(small_model(), store.current).state_dict()
         assert all(torch.equal(sent[name], tensor) for name, tensor in policy.state_dict().items())
         move(policy, 0.3)
-    assert (generation.canary.agreed, generation.folder.name) == (2, f"{generation.run}-5")
+    assert (generation.canary.agreed, store.current.name) == (2, f"{store.run}-5")
     assert {headers.get("X-data-parallel-rank") for headers in server.headers} == {None, "0", "1"}
-    del generation.canary, generation
+    del generation, store
+    gc.collect()
     assert [path.name for path in tmp_path.iterdir()] == ["vllm_adapters_01_other"]
 
 
@@ -91,7 +93,7 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(server, 
             "min_p": min_p,
             "n": 2,
             "max_tokens": 8,
-            "model": generation.folder.name,
+            "model": generation.sampler.store.current.name,
             "return_token_ids": True,
             "logprobs": 0,
             "return_tokens_as_token_ids": True,
@@ -111,7 +113,7 @@ def test_every_setting_is_sent_and_answers_come_in_the_order_of_prompts(server, 
 def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
     generation, bodies = synced(), []
     server.sampling = bodies.append
-    generation.sampling([[5] * 505, [5] * 600], 0, 20, logprobs=False)()
+    generation.sampler.request([[5] * 505, [5] * 600], 0, 20, logprobs=False)()
     assert sorted((len(body["prompt"][0]), body["max_tokens"]) for body in bodies) == [(505, 7), (600, 1)]
     assert not any("logprobs" in body for body in bodies)
 
@@ -119,9 +121,9 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
 def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):
     # Some have not been sent when the first one fails.
     monkeypatch.setattr("grpo_math.generation.completions.MAX_REQUESTS", 2)
-    generation, prompts = synced(), [[5, number] for number in range(1, 11)]
-    before = generation.state_dict()
-    expected = generation._sampling(prompts, 1)()
+    sampler, prompts = synced().sampler, [[5, number] for number in range(1, 11)]
+    before = sampler.state_dict()
+    expected = sampler.sample(prompts, 1)
     asked, fails = Counter(), {1: 1, 3: 2, 9: 1}
 
     def lose(body):
@@ -130,8 +132,8 @@ def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkey
         return (500, "the engine has restarted") if asked[number] <= fails.get(number, 0) else None
 
     server.sampling = lose
-    generation.load_state_dict(before)
-    assert generation._sampling(prompts, 1)() == expected
+    sampler.load_state_dict(before)
+    assert sampler.sample(prompts, 1) == expected
     assert asked == Counter({**dict.fromkeys(range(1, 11), 1), 3: 3, 1: 2, 9: 2})
 
 
@@ -139,7 +141,7 @@ def test_a_completion_that_the_server_aborts_is_sampled_again(server, synced, mo
     generation, aborts = synced(), [True]
     expected = generation.generate(PROMPTS, None, 1)
     aborted = {"choices": [{"index": 0, "token_ids": [5], "finish_reason": "abort"}]}
-    server.sampling, generation.rollouts = (
+    server.sampling, generation.sampler.sampled = (
         lambda body: (200, json.dumps(aborted)) if aborts and aborts.pop() else None,
         0,
     )
@@ -162,13 +164,13 @@ def test_a_server_that_restarts_gets_the_adapter_again(server, synced):
         server.start()
         return 500, "lost"
 
-    server.sampling, generation.rollouts = restart, 0
+    server.sampling, generation.sampler.sampled = restart, 0
     assert generation.generate(PROMPTS, None, 1) == expected
-    assert [*server.adapters] == [generation.folder.name]
+    assert [*server.adapters] == [generation.sampler.store.current.name]
     server.adapters.clear()  # a restart between two rollouts
     assert len(generation.generate(PROMPTS, None, 1)[1]) == 3
     # After each restart the canary has sent the adapter enlarged, and as it is.
-    assert generation.sent == 5
+    assert generation.sampler.store.sent == 5
 
 
 def test_a_prompt_with_an_image_is_refused(synced):
@@ -185,15 +187,15 @@ def test_the_canary_waits_for_a_server_that_restarts(server, policy, tmp_path):
     served, failures = server.served, [(500, "lost")]
     server.served = lambda path, body: failures.pop() if failures and path == "/server_info" else served(path, body)
     for _ in range(2):  # rollouts that differ
-        generation.watch(1.0)
-    assert (failures, generation.lost_requests) == ([], 1)
+        generation.canary.watch(1.0)
+    assert (failures, generation.sampler.lost_requests) == ([], 1)
 
 
 def test_threads_that_meet_a_restarted_server_load_the_adapter_once(server, synced):
-    generation = synced()
+    sampler = synced().sampler
     server.adapters.clear()
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(generation._load, [generation.folder] * 8))
+        list(threads.map(sampler._load, [sampler.store.current] * 8))
     assert server.asked[-9:] == [*LOAD, *7 * LOAD[:1]]
 
 
@@ -264,15 +266,16 @@ def test_a_colocated_engine_is_awake_and_has_the_new_adapter_when_it_samples(col
     engine, settings = colocated
     generation = generation_of(policy, None, tmp_path, mode="colocate", enable_sleep_mode=True, max_model_length=64)
     assert settings.items() >= {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}.items()
-    assert (generation.canary.tolerance, generation.canary.context) == (0.2, 64)
+    assert (generation.canary.tolerance, generation.sampler.context) == (0.2, 64)
     generation.canary.tolerance = 0.02
     for size in (0.3, 0.0):
         generation.sync_weights()
         generation.generate(PROMPTS, None, 1)
         move(policy, size)
     for _ in range(2):  # rollouts that differ
-        generation.watch(1.0)
-    adapters = [(f"{generation.run}-{n}", n, str(generation.root / f"{generation.run}-{n}")) for n in range(5)]
+        generation.canary.watch(1.0)
+    store = generation.sampler.store
+    adapters = [(f"{store.run}-{n}", n, str(store.root / f"{store.run}-{n}")) for n in range(5)]
     # At each sync the canary asks first. At the second one, it also sends the adapter enlarged (3), and as it is (4).
     first = [["weights"], *2 * [["kv_cache"], adapters[1]]]
     second = [["weights"], ["kv_cache"], adapters[3], *2 * [["kv_cache"], adapters[4]]]
@@ -322,32 +325,38 @@ def test_a_cache_gives_back_its_memory_while_the_weights_stay_in_place():
 def test_the_next_batch_is_sampled_with_the_adapter_before_the_update(server, synced, policy, caplog):
     speed_ups.forget()  # a reason is logged once in a process
     generation = synced(args={"staleness": 1})
-    trainer = SimpleNamespace(model=Mock(training=True), state=Mock(global_step=0), _step=0, vllm_generation=generation)
-    queue = object.__new__(RolloutQueue)
-    queue.trainer, queue.requested, queue.resampler, queue._taken_at = trainer, None, None, -1
-    queue.meter = meter = Mock()
-    # Each next batch has the same prompts.
-    queue._request_next = lambda: setattr(queue, "requested", generation.request(PROMPTS, 1, trainer.state.global_step))
-    generation.take = queue.take_completions
-    older, first = generation.folder, generation.generate(PROMPTS, None, 1)[1]
-    queue.requested.wait()
+    store, prefetch = generation.sampler.store, generation.prefetch
+
+    def batch(step, prompts=PROMPTS):
+        with prefetch.training_batch(step, PROMPTS):
+            completions = generation.generate(prompts, None, 1)[1]
+        return completions, step - prefetch.taken.step
+
+    older, (first, on_policy) = store.current, batch(0)
+    prefetch.requested.wait()
     move(policy, 0.3)
-    trainer._step = trainer.state.global_step = 1
     generation.sync_weights()
-    assert [*generation.root.iterdir()] == [generation.folder] != [older]
-    trainer.model.training = False  # an evaluation, which uses the adapter as it is now
-    generation.rollouts = 1
-    now = generation.generate(PROMPTS, None, 1)[1]
-    trainer.model.training = True
-    prefetched = generation.generate(PROMPTS, None, 1)[1]
+    assert [*store.root.iterdir()] == [store.current] != [older]
+    generation.sampler.sampled = 1
+    now = generation.generate(PROMPTS, None, 1)[1]  # an evaluation, which uses the adapter as it is now
+    prefetched, lag = batch(1)
     assert prefetched != now
     assert prefetched != first
-    assert [*generation.root.iterdir()] == [generation.folder]
+    assert [*store.root.iterdir()] == [store.current]
     assert "differs" not in caplog.text
-    trainer._step = 2
-    generation.generate(PROMPTS[:2], None, 1)
+    assert (on_policy, lag, batch(2, PROMPTS[:2])[1]) == (0, 1, 0)
     assert "a batch differed from the prefetched prompts" in caplog.text
-    assert [call.args[0][metrics.STALENESS] for call in meter.add.mock_calls] == [0, 1, 0]
+
+
+def test_a_folder_stays_while_a_request_needs_it(server, synced, policy):
+    generation = synced()
+    store, held = generation.sampler.store, generation.sampler.training_request(PROMPTS, 1)
+    older = store.current
+    generation.sync_weights()
+    assert {*store.root.iterdir()} == {older, store.current}
+    held()
+    generation.sampler.remove_unused()
+    assert ([*store.root.iterdir()], [*server.adapters]) == ([store.current], [store.current.name])
 
 
 @pytest.mark.parametrize(

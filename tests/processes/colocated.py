@@ -107,7 +107,7 @@ def trained(model: str, folder: Path, adapter: LoraConfig | None, **settings) ->
                 "apart": (ours - of_vllm).abs().mean().item(),
                 "moved": (ours - first).abs().mean().item(),
                 "told": [*told],
-                "sent": vars(generation).get("sent"),
+                "sent": generation.sampler.store.sent if adapter else None,
             }
         )
         return answer

@@ -46,8 +46,9 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
         sync()
         if not accelerator.is_main_process:
             return
-        (answer,) = generation.server.generate(
-            probe, model=generation.folder.name, temperature=0.0, max_tokens=12, extra={"ignore_eos": True}
+        sampler = generation.sampler
+        (answer,) = sampler.server.generate(
+            probe, model=sampler.store.current.name, temperature=0.0, max_tokens=12, extra={"ignore_eos": True}
         )
         answers.append({"vllm": answer.logps, "trainer": logps(policy, probe, answer.tokens).tolist()})
         if trainer.state.global_step == 2:
@@ -63,7 +64,7 @@ def main(model: str, folder: str, url: str, server_pid: str) -> None:
             "base_is_as_it_was": all(torch.equal(p, before.get(name, p)) for name, p in policy.named_parameters()),
             "answers": answers,
             "canaries": generation.canary.agreed,
-            "folders": len(list(generation.root.iterdir())),
+            "folders": len(list(generation.sampler.store.root.iterdir())),
             "history": [line for line in trainer.state.log_history if "loss" in line],
         }
         (Path(folder) / "record.json").write_text(json.dumps(record))

@@ -35,7 +35,7 @@ def test_an_adapter_that_is_lost_at_step_5_ends_the_run_after_two_rollouts(stale
 
     def sync_and_lose():
         if trainer.state.global_step == 5:
-            losing.lost = generation.sent + 1
+            losing.lost = generation.sampler.store.sent + 1
         sync()
 
     generation.sync_weights = sync_and_lose

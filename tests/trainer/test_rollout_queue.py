@@ -16,7 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.prefetch import PrefetchedRollout
+from grpo_math.generation.prefetch import Prefetch, PrefetchedRollout
 from grpo_math.run import metrics
 from grpo_math.trainer.rollout_queue import RolloutQueue, order
 
@@ -113,7 +113,7 @@ def test_the_next_batch_is_sampled_while_one_is_trained_on_by_the_adapter_of_its
     # Each batch once, by the adapter of its rollout. Two canaries: the second sends the adapter three times.
     assert asked == [1, 1, 1, 1, 4, 4, 5, 5, 6, 6]
     assert [line[metrics.STALENESS] for line in lines(trainer)] == [0, 1, 1, 1, 1]
-    assert [folder.name for folder in trainer.vllm_generation.root.iterdir()] == list(server.adapters)
+    assert [folder.name for folder in trainer.vllm_generation.sampler.store.root.iterdir()] == list(server.adapters)
     for line in lines(trainer)[1:]:
         assert 0 < line[metrics.SECONDS_OVERLAP] <= line[metrics.SECONDS_SAMPLING]
 
@@ -177,14 +177,9 @@ def test_what_is_not_known_beforehand_is_refused(others, message):
 
 @pytest.mark.parametrize(("prompts", "taken"), [([[1]], "requested"), ([[2]], "new")])
 def test_a_batch_of_other_prompts_than_the_requested_ones_is_sampled_anew(prompts, taken):
-    def request(prompts, n, step):
-        return PrefetchedRollout(prompts, step, "adapter").start(lambda: ["new"])
-
-    engine = SimpleNamespace(request=request, folder="another adapter")
-    model, accelerator = SimpleNamespace(training=True), SimpleNamespace(is_main_process=False)
-    requesters = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
-    trainer = SimpleNamespace(model=model, accelerator=accelerator, vllm_generation=engine, **requesters)
-    trainer.state, trainer._step = SimpleNamespace(global_step=1), 1
-    queue = RolloutQueue(trainer, SETTINGS, Mock())
-    queue.requested = PrefetchedRollout([[1]], 0).start(lambda: ["requested"])
-    assert queue.take_completions(prompts, 1) == [taken]
+    sampler = Mock(training_request=lambda prompts, n: lambda: ["new"])
+    sampler.gather_from_main = lambda prompts, n, sample: sample(prompts, n)
+    prefetch = Prefetch(sampler)
+    prefetch.requested = PrefetchedRollout([[1]], 0).start(lambda: ["requested"])
+    with prefetch.training_batch(1, []):
+        assert prefetch.gather_completions(prompts, 1) == [taken]
