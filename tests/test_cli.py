@@ -133,7 +133,7 @@ def test_a_recipe_is_named_by_its_file_or_its_name_and_threads_of_a_cpu_do_not_s
     trained = []
     monkeypatch.setattr(
         "grpo_math.train.program.main",
-        lambda fields, recipe, warned: trained.append((recipe.values["seed"], os.environ["OMP_WAIT_POLICY"])) or 0,
+        lambda fields, recipe, warned: trained.append((recipe.settings.seed, os.environ["OMP_WAIT_POLICY"])) or 0,
     )
     monkeypatch.setattr("grpo_math.train.launcher.warning_lines", lambda *_: [])
     os.environ.pop("OMP_WAIT_POLICY", None)

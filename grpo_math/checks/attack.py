@@ -41,8 +41,8 @@ PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FORMULA = re.compile(
-    r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|((?<!\d)\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
-    r"|(?<!\d)\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",
+    r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|(\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
+    r"|\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",
     re.DOTALL,
 )
 # Ways to repeat a formula: a form, and a pattern of the formula with its replacement.
@@ -81,7 +81,7 @@ class Attack(NamedTuple):
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
     # golds() has reported gold answers that cannot be graded.
-    if setup.settings["rewards"] and gradable(setup, 1):
+    if setup.settings.rewards and gradable(setup, 1):
         result = attack(setup)
         message = "; ".join(result["faults"]) or result["chance"] or result["best"]
         # rewards() has reported rewards that do not pay a right answer more.

@@ -43,6 +43,7 @@ from grpo_math.problems.prompts import AS_IS
 from grpo_math.problems.sources import source_name
 from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.run.files import replace_text
+from grpo_math.settings.run_settings import RunSettings
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -68,13 +69,13 @@ class Fault(NamedTuple):
 
 
 def audit(
-    settings: Mapping[str, Any], tests: str, prompt_tokens: int, clean: str | None, bare_numbers: bool
+    settings: RunSettings, tests: str, prompt_tokens: int, clean: str | None, bare_numbers: bool
 ) -> tuple[dict[str, Any], str]:
     """Audit the data set of a recipe, and write the clean rows to ``clean``. Return the result, and the result as text.
 
     ``tests``: the data sets that must not overlap. ``prompt_tokens``: the longest prompt.
     """
-    note = cache_only([settings["dataset"], *tests.split(",")])
+    note = cache_only([settings.dataset, *tests.split(",")])
     notes = [note] if note else []
     data, n, rows, faults = read(settings)
     golds = [row["answer"] for row in rows]
@@ -155,7 +156,7 @@ def raw_text(raw: Any) -> str:
 
 def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
     """Return the data set, the number of its rows, the rows that can be read, and a fault for each other row."""
-    dataset, split = settings["dataset"], settings["dataset_split"]
+    dataset, split = settings.dataset, settings.dataset_split
     faults: list[Fault] = []
     first: list[DataError] = []
 
@@ -165,8 +166,8 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
         first[:] = first or [error]
 
     with renamed_error_fields({"split": "dataset_split"}):
-        data = open_rows(dataset, split, settings["columns"])._replace(label="line", file=dataset)
-        rows = good_rows(data, settings["prompt_template"] == AS_IS, bad)
+        data = open_rows(dataset, split, settings.columns)._replace(label="line", file=dataset)
+        rows = good_rows(data, settings.prompt_template == AS_IS, bad)
     if not rows:
         raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")
     return data, len(rows) + len(faults), rows, faults
@@ -225,7 +226,7 @@ def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) ->
     """Yield the problems that are in a test set, by the rule of problems/contamination.py."""
     sets: dict[str, Any] = {}
     for name in filter(None, map(str.strip, names.split(","))):
-        if source_name(settings["dataset"]) == name and not settings["dataset_split"].startswith("train"):
+        if source_name(settings.dataset) == name and not settings.dataset_split.startswith("train"):
             continue
         try:
             sets[name] = load_problems(name, "test", skip_bad_rows=True)

@@ -22,9 +22,7 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
-from grpo_math.settings import fields
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.vllm import generates
 from grpo_math.system import machine
 from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.tools import read_tools, sandbox
@@ -49,18 +47,18 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
-    installed, in_vllm = machine.versions(), generates(s) == "colocate"
+    installed, in_vllm = machine.versions(), s.generation == "colocate"
     newer = Version(installed.get("vllm", "0.28")) >= Version("0.28")
-    in_deepspeed = s["deepspeed"] or setup.accelerate.get("distributed_type") == "DEEPSPEED"
+    in_deepspeed = s.deepspeed or setup.accelerate.get("distributed_type") == "DEEPSPEED"
     # transformers takes the 8-bit optimizers from bitsandbytes.
-    quantised = s["load_in_4bit"] or s["load_in_8bit"] or any(name in s["optim"] for name in BITSANDBYTES)
+    quantised = s.load_in_4bit or s.load_in_8bit or any(name in s.optim for name in BITSANDBYTES)
     needs = {
         "trl": ("every run", True),
         "vllm": ("use_vllm", in_vllm),
-        PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s["load_in_4bit"] and newer),
+        PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s.load_in_4bit and newer),
         "deepspeed": ("DeepSpeed", in_deepspeed or machine.launched_with("DEEPSPEED")),
         "bitsandbytes": ("a model or an optimizer in 4 or 8 bit", quantised),
-        "liger_kernel": ("use_liger_kernel", s["use_liger_kernel"]),
+        "liger_kernel": ("use_liger_kernel", s.use_liger_kernel),
     }
     needed = {name: why for name, (why, applies) in needs.items() if applies}
     # pip installs such a version only without its dependencies, or after this package.
@@ -89,44 +87,44 @@ def versions(setup: Setup) -> Iterator[Finding]:
 
 def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
-    s, gpus = setup.settings, () if setup.settings["use_cpu"] else capabilities()
+    s, gpus = setup.settings, () if setup.settings.use_cpu else capabilities()
     if gpus:
         # Reading the config of a model may use the network, and only float16 depends on the family.
-        in_float16 = s["fp16"] or not has_bfloat16(min(gpus))
+        in_float16 = s.fp16 or not has_bfloat16(min(gpus))
         family = setup.model_config.get("model_type", "") if in_float16 else ""
         if error := dtype_error(s, min(gpus), family):
             raise error
-    kernel = s["attn_implementation"] or "sdpa"
+    kernel = s.attn_implementation or "sdpa"
     if not {"/", "|"} & set(kernel):
         require_choice("attn_implementation", kernel, ATTENTION)
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
-    copied = s["use_peft"] or s["deepspeed"] or s["fsdp"] or setup.accelerate.get("distributed_type") in WITH_COPY
-    if s["dtype"] == "bfloat16" and not copied and not any(map(machine.launched_with, WITH_COPY)):
+    copied = s.use_peft or s.deepspeed or s.fsdp or setup.accelerate.get("distributed_type") in WITH_COPY
+    if s.dtype == "bfloat16" and not copied and not any(map(machine.launched_with, WITH_COPY)):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
-    if not gpus and not s["use_cpu"]:
+    if not gpus and not s.use_cpu:
         yield Finding("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
 
 
 def launched(setup: Setup) -> None:
     """DeepSpeed's file exists and is JSON; DeepSpeed and FSDP have a launcher, which starts their processes."""
     s = setup.settings
-    deepspeed_config(s, None)
+    deepspeed_config(s.deepspeed, None)
     # With several GPUs, `grpo-math train` starts a launcher itself.
     if os.environ.get("RANK") or setup.launched > 1 or setup.accelerate or len(capabilities()) > 1:
         return
     for name in ("fsdp", "deepspeed"):
         reason = "needs processes that a launcher has started"
-        setup.refuse(name, s[name], reason, "add --accelerate_config, or leave it out")
+        setup.refuse(name, getattr(s, name), reason, "add --accelerate_config, or leave it out")
 
 
 def layout(setup: Setup) -> Iterator[Finding]:
     """Policy and server can share the GPUs."""
     try:
         if gpus := setup.gpus[0]:
-            planner.unplanned_layout(setup.settings, setup.recipe.explicit, gpus)
+            planner.unplanned_layout(setup.settings, gpus)
     except ConfigError as error:
         # The GPUs of a server that the user starts may be hidden here.
         yield as_finding(error, "layout", "warning")
@@ -134,7 +132,7 @@ def layout(setup: Setup) -> Iterator[Finding]:
 
 def memory_plan(setup: Setup) -> Iterator[Finding]:
     """The run fits, as `grpo-math plan` counts it, on a GPU or on a CPU."""
-    if not count_and_gb()[0] and not setup.settings["use_cpu"]:
+    if not count_and_gb()[0] and not setup.settings.use_cpu:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
     try:
@@ -160,21 +158,22 @@ def planned(setup: Setup, offline: bool = True) -> dict[str, Any]:
     Raises `UserError` if the run cannot be planned.
     """
     s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s["use_cpu"] else count_and_gb()
+    gpus, gpu_gb = (0, 0.0) if s.use_cpu else count_and_gb()
     per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
-    explicit, machines = setup.recipe.explicit_values(), -(-setup.processes // per_machine)
+    planned_settings, machines = s, -(-setup.processes // per_machine)
     # A server on the CPU, or one that the user has started, takes none of these GPUs.
-    if setup.started or s["use_cpu"]:
-        gpus, explicit = setup.processes, {"vllm_server_base_url": "started", **explicit}
+    if setup.started or s.use_cpu:
+        gpus = setup.processes
+        planned_settings = s.derived(vllm_server_base_url=s.vllm_server_base_url or "started")
     # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
     # above: the plan would start nvidia-smi again.
     return planner.plan(
-        explicit,
+        planned_settings,
         setup.configs,
         gpus=gpus or None,
         gpu_gb=gpu_gb or None,
         cpu_gb=machines * machine.main_memory(),
-        capability=None if s["use_cpu"] else min(capabilities(), default=None),
+        capability=None if s.use_cpu else min(capabilities(), default=None),
         prompt_tokens=max(sampled_lengths(setup)),
         offline=offline,
     )
@@ -185,11 +184,11 @@ def disk(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     trained = memory.trainable(setup.shape, resolve(s))
     # The final weights are written while the last checkpoint still exists.
-    width = 2 if s["dtype"] in ("bfloat16", "float16") and not s["use_peft"] else 4
+    width = 2 if s.dtype in ("bfloat16", "float16") and not s.use_peft else 4
     needed = width * trained
-    if s["save_strategy"] != "no":
-        needed += width * trained + memory.optimizer_bytes(trained, s["optim"], width)
-    folder = existing(Path(str(s["output_dir"])))
+    if s.save_strategy != "no":
+        needed += width * trained + memory.optimizer_bytes(trained, s.optim, width)
+    folder = existing(Path(str(s.output_dir)))
     free = shutil.disk_usage(folder).free
     if needed > free:
         message = (
@@ -201,13 +200,13 @@ def disk(setup: Setup) -> Iterator[Finding]:
 def output_dir(setup: Setup) -> Iterator[Finding]:
     """Check that the output folder is writable and contains no run with other settings."""
     s = setup.settings
-    name = s["output_dir"]
+    name = s.output_dir
     folder = Path(name or "")
     parent = existing(folder)
     writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     reason = f"cannot be written: {parent} is read-only, or not a folder"
     setup.refuse("output_dir", not writable, reason, "name another folder")
-    named, run_dir, existing_run = resume.where_to_start(folder, s["resume_from_checkpoint"])
+    named, run_dir, existing_run = resume.where_to_start(folder, s.resume_from_checkpoint)
     if named:
         checkpoints.checkpoint_step(named)
     known = isinstance((existing_run or {}).get("stated"), dict)
@@ -217,16 +216,16 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     reason = "contains a run that cannot be continued: its config.yaml does not record the recipe"
     setup.refuse("output_dir", not known, reason, "name a new folder")
     # A resumed run ends with the weights of an uninterrupted one only if nothing that is computed has changed.
-    lines = resume.changed(existing_run, s, setup.recipe.explicit, fields.fields())
-    resume.refuse_changed(run_dir, lines, s["resume"], fields.fields())
+    lines = resume.changed(existing_run, s)
+    resume.refuse_changed(run_dir, lines, s.resume)
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
 
 
 def python_tool(setup: Setup) -> None:
     """The kernel can sandbox the programs of the tool `python`, and such a program can be started."""
-    names = setup.settings["tools"]
-    read_tools(names, read_limits(setup.settings["python"] or {}))
+    names = setup.settings.tools
+    read_tools(names, read_limits(setup.settings.python or {}))
     if "python" in names:
         sandbox.require_layers()
         server()  # raises if no process can be started

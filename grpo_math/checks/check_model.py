@@ -19,7 +19,6 @@ from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
 from grpo_math.problems.problem import Problem
 from grpo_math.settings.recipe import read
-from grpo_math.settings.vllm import teacher_url
 from grpo_math.system.reading import read_json, read_object
 from grpo_math.system.streams import Answer
 
@@ -31,7 +30,7 @@ QUANTILES = {"median": 0.5, "95%": 0.95, "longest": 1.0}
 
 def model(setup: Setup) -> None:
     """The model is a folder with a config.json, or is on the Hub or in its cache."""
-    read_json(config_file(setup.settings["model_name_or_path"], setup.settings["model_revision"]))
+    read_json(config_file(setup.settings.model_name_or_path, setup.settings.model_revision))
 
 
 def adapter(setup: Setup) -> None:
@@ -40,9 +39,9 @@ def adapter(setup: Setup) -> None:
     PEFT raises only if no name matches: a misspelt name among others would leave its maps untrained.
     """
     s = setup.settings
-    if not s["use_peft"]:
+    if not s.use_peft:
         return
-    paths, modules = setup.shape.paths, s["lora_target_modules"] or []
+    paths, modules = setup.shape.paths, s.lora_target_modules or []
     linears = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
     one_name = "is one name, which TRL takes as an expression for a module's whole path"
     is_one_name = len(modules) == 1 and modules[0] in linears
@@ -55,7 +54,7 @@ def adapter(setup: Setup) -> None:
         if not any(re.fullmatch(expression, one) for path in paths for one in _numbered(path, setup.shape.layers)):
             remedy = f"use all-linear, or {', '.join(linears)}"
             raise ConfigError("lora_target_modules", name, "matches no linear map of a layer", remedy)
-    for name in s["lora_modules_to_save"] or []:
+    for name in s.lora_modules_to_save or []:
         require_choice("lora_modules_to_save", name, ("embed_tokens", "lm_head", "norm", *linears))
 
 
@@ -84,20 +83,20 @@ def accepted_by_trl(setup: Setup) -> None:
 
 def files(setup: Setup) -> None:
     """The tokenizer can be loaded, and the weights are complete."""
-    path = model_path(setup.settings["model_name_or_path"])
+    path = model_path(setup.settings.model_name_or_path)
     _ = setup.tokenizer
     check_weights(path)
 
 
 def chat_template(setup: Setup) -> None:
     """A template of messages needs a tokenizer that has a chat template, one that takes such messages."""
-    for variable in setup.settings["chat_template_kwargs"] or {}:
+    for variable in setup.settings.chat_template_kwargs or {}:
         # Jinja ignores an unknown variable.
         if variable not in str(setup.tokenizer.chat_template):
             reason = "is not a variable of this model's chat template"
             raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
     # Load the tools before the prompt is rendered, because the prompt may contain a call.
-    if setup.settings["tools"]:
+    if setup.settings.tools:
         _conversation(setup)
     if _is_chat(setup):
         try:
@@ -106,23 +105,23 @@ def chat_template(setup: Setup) -> None:
         except (TemplateError, TypeError, ValueError) as error:
             reason = f"has no chat template that takes this prompt ({first_line(error)})"
             remedy = "use r1_zero, a module:function that returns text, or an instruct model"
-            raise ConfigError("model_name_or_path", setup.settings["model_name_or_path"], reason, remedy) from None
+            raise ConfigError("model_name_or_path", setup.settings.model_name_or_path, reason, remedy) from None
 
 
 def reference(setup: Setup) -> Iterator[Finding]:
     """The reference model has the tokenizer of the trained model. A teacher on a server answers."""
     s = setup.settings
-    if s["reference_model"] and not teacher_url(s):
-        check_reference(s["reference_model"], setup.tokenizer)
-    if not teacher_url(s):
+    if s.reference_model and not s.teacher_url:
+        check_reference(s.reference_model, setup.tokenizer)
+    if not s.teacher_url:
         return
     # This imports torch, which takes seconds.
     from grpo_math.generation.served_teacher import COMMAND, ServedTeacher
 
-    teacher = ServedTeacher(s["reference_model"], seconds=0.0, timeout=SECONDS)
+    teacher = ServedTeacher(s.teacher_url, seconds=0.0, timeout=SECONDS)
     # Training waits for a teacher that does not answer yet.
     if teacher.server.healthy():
-        teacher.connect(setup.tokenizer, s["max_completion_length"] or 0)
+        teacher.connect(setup.tokenizer, s.max_completion_length or 0)
     else:
         yield Finding("warning", f"no teacher answers at {teacher.server.url}", f"start it before the run: {COMMAND}")
 
@@ -172,9 +171,9 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
 
     limits = {"max_position_embeddings of the model": context_length(AutoConfig.for_model(**setup.model_config))}
     # vLLM may be limited to a shorter context than the model's, to save memory.
-    if s["use_vllm"]:
-        limits["vllm_max_model_length"] = s["vllm_max_model_length"]
-    longest = s["max_completion_length"] or 0
+    if s.use_vllm:
+        limits["vllm_max_model_length"] = s.vllm_max_model_length
+    longest = s.max_completion_length or 0
     for name, limit in limits.items():
         if limit is not None and (over := sum(length + longest > limit for length in lengths)):
             message = (
@@ -198,8 +197,12 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
     """Return the prompts of these rows as text."""
     if not _is_chat(setup):
         return [str(row["prompt"]) for row in rows]
-    options = {"tokenize": False, "add_generation_prompt": True, **request_from(setup.settings).template_kwargs}
-    if setup.settings["tools"]:
+    options = {
+        "tokenize": False,
+        "add_generation_prompt": True,
+        **request_from(setup.settings.values()).template_kwargs,
+    }
+    if setup.settings.tools:
         conversation = _conversation(setup)
         options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
     return [setup.tokenizer.apply_chat_template(row["prompt"], **options) for row in rows]
@@ -209,7 +212,7 @@ def _conversation(setup: Setup) -> Any:
     """Return the recipe's tools with a chat template that renders their calls. Raises `ConfigError` without one."""
     from grpo_math.evaluation.toolbox import toolbox
 
-    tools = toolbox(setup.settings["tools"], setup.settings["python"])
+    tools = toolbox(setup.settings.tools, setup.settings.python)
     return tools.conversation(setup.tokenizer) if tools else None
 
 
@@ -234,7 +237,7 @@ def show(argv: Sequence[str], n: int) -> Answer:
             f"ids: {' '.join(map(str, ids))}",
         ]
     answer_format = setup.problems.template.answer_format
-    request = request_from(setup.settings).to_dict()
+    request = request_from(setup.settings.values()).to_dict()
     sampled = ", ".join(f"{name} {value}" for name, value in request.items() if value not in (None, [], {}))
     text = "\n".join([*lines, f"answer format: {answer_format}", f"request: {escaped(sampled)}"])
     return Answer({"answer_format": answer_format, "request": request, "prompts": shown}, text)

@@ -100,14 +100,14 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    size = plan(setup.settings, setup.recipe.explicit, setup.processes)
+    size = plan(setup.settings, setup.processes)
     yield Finding("info", size.line("process"))
-    size.refuse_few(len(setup.problems.rows), "dataset", setup.settings["dataset"])
+    size.refuse_few(len(setup.problems.rows), "dataset", setup.settings.dataset)
     s, surrogate = setup.settings, setup.settings.effective_surrogate
-    is_ratio_one = size.total % size.rollout == 0 and s["num_iterations"] == 1 and not s["staleness"]
+    is_ratio_one = size.total % size.rollout == 0 and s.num_iterations == 1 and not s.staleness
     # With vLLM, these surrogates compare with the sampler.
-    measures = s["use_vllm"] and surrogate in ("vespo", "dppo", "dppo_kl")
-    needs_ratio = surrogate not in ("clip", "reinforce") or s["importance_sampling_level"] == "sequence" or s["delta"]
+    measures = s.use_vllm and surrogate in ("vespo", "dppo", "dppo_kl")
+    needs_ratio = surrogate not in ("clip", "reinforce") or s.importance_sampling_level == "sequence" or s.delta
     if is_ratio_one and needs_ratio and not measures:
         yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
     if size.total == size.generations:
@@ -166,11 +166,11 @@ def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) 
 def rewards(setup: Setup) -> Iterator[Finding]:
     """Check that the reward functions run and give more for a correct completion than for a wrong one of its length."""
     s = setup.settings
-    names, weights = s["rewards"] or [], s["reward_weights"]
+    names, weights = s.rewards or [], s.reward_weights
     if not names or len(weights or names) != len(names):
         return  # settings() has reported the rewards
     negative = [name for name, one in SHIPPED.items() if one.can_be_negative]
-    if s["scale_rewards"] == "mean" and ({*names} & {*negative} or min(weights or (0,)) < 0):
+    if s.scale_rewards == "mean" and ({*names} & {*negative} or min(weights or (0,)) < 0):
         reason = "can be negative, and scale_rewards='mean' (MaxRL) divides by their mean"
         raise ConfigError("rewards", names, reason, f"leave out {', '.join(negative)} and negative reward_weights")
     reward_functions(setup)
@@ -194,7 +194,7 @@ def rewards(setup: Setup) -> Iterator[Finding]:
 
 def reward_functions(setup: Setup) -> list[tuple[Any, float]]:
     """Return the recipe's reward functions with their weights."""
-    names, weights = setup.settings["rewards"], setup.settings["reward_weights"]
+    names, weights = setup.settings.rewards, setup.settings.reward_weights
     with renamed_error_fields({"reward_funcs": "rewards"}):
         return list(zip(map(load_reward, names), weights or [1.0] * len(names), strict=True))
 
@@ -251,11 +251,11 @@ def _pay(
         # Rewards on the length need tokens, and no tokenizer is loaded: bytes take their place.
         "completion_ids": [list(text.encode()) for text in texts],
         # TRL passes these three to every reward function.
-        "trainer_state": SimpleNamespace(global_step=0, max_steps=s["max_steps"], epoch=0.0),
+        "trainer_state": SimpleNamespace(global_step=0, max_steps=s.max_steps, epoch=0.0),
         "log_extra": lambda *_: None,
         "log_metric": lambda *_: None,
     }
-    added = {GRADE: grades, GRADE_TIMEOUT: s["grade_timeout"], MAX_LENGTH: s["max_completion_length"]}
+    added = {GRADE: grades, GRADE_TIMEOUT: s.grade_timeout, MAX_LENGTH: s.max_completion_length}
     # As in training, a reward may compare the completions of a problem. A problem that is sometimes solved has a right
     # completion, here as long as the first one.
     sizes = [(len(text.encode()), is_right(grade)) for text, grade in zip(texts, grades, strict=True)]

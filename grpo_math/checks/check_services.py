@@ -15,7 +15,6 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.vllm_server import SUPPORTED, TRL_SUPPORTED, Server
 from grpo_math.problems.sources import hub_id
-from grpo_math.settings.vllm import generates, sends_adapter
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import ServerError, reachable
 from grpo_math.system.reading import is_folder
@@ -49,14 +48,14 @@ def hub(setup: Setup) -> Iterator[Finding]:
     transformers' own push at every save is off: a run is pushed once, when it is complete.
     """
     s = setup.settings
-    if not s["push_to_hub"]:
+    if not s.push_to_hub:
         return
     setup.refuse("push_to_hub", offline(), "cannot work while HF_HUB_OFFLINE is set", "leave one of them out")
     # transformers names a repository without hub_model_id after the folder.
-    name = s["hub_model_id"] or Path(str(s["output_dir"])).absolute().name
+    name = s.hub_model_id or Path(str(s.output_dir)).absolute().name
     check_repo_id("hub_model_id", name)
     try:
-        known = owners(s["hub_token"])
+        known = owners(s.hub_token)
     # The user can correct a missing token. A Hub that does not answer must not keep the run from training.
     except UserError:
         raise
@@ -111,7 +110,7 @@ def owners(token: str | None = None) -> list[str]:
 
 def trackers(setup: Setup) -> Iterator[Finding]:
     """wandb has a key and a network, or the finding is that it stays offline."""
-    if "wandb" in (setup.settings["report_to"] or ()) and (why := wandb_offline()):
+    if "wandb" in (setup.settings.report_to or ()) and (why := wandb_offline()):
         yield Finding("info", f"wandb stays offline: {why}", "wandb sync uploads the run later")
 
 
@@ -139,12 +138,12 @@ def _in_netrc(host: str) -> bool:
 def vllm_server(setup: Setup) -> Iterator[Finding]:
     """The vLLM server of server mode answers, in a version of the supported range."""
     s = setup.settings
-    if generates(s) != "server":
+    if s.generation != "server":
         return
-    url = s["vllm_server_base_url"] or url_of(s["vllm_server_host"], s["vllm_server_port"])
+    url = s.vllm_server_base_url or url_of(s.vllm_server_host, s.vllm_server_port)
     server = Server(url, timeout=SECONDS, retries=0)
     try:
-        server.check_version(SUPPORTED if sends_adapter(s) else TRL_SUPPORTED)
+        server.check_version(SUPPORTED if s.sends_adapter else TRL_SUPPORTED)
     except ServerError as error:
         if error.status is None:
             yield Finding("warning", f"no vLLM server answers at {url}", "start it before the run")

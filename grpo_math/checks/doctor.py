@@ -31,9 +31,9 @@ def doctor(argv: Sequence[str], accelerate_config: str | None = None) -> Iterato
         yield Finding("info", line, check="settings")
     for problem in read.problems:
         yield as_finding(problem, "settings")
-    s = read.values
-    heldout = [entry.get("data") for entry in s["heldout"] or () if isinstance(entry, dict)]
-    if note := cache_only([s["dataset"], s["eval_dataset"], *heldout], s["model_name_or_path"]):
+    s = read.settings
+    heldout = [entry.get("data") for entry in s.heldout or () if isinstance(entry, dict)]
+    if note := cache_only([s.dataset, s.eval_dataset, *heldout], s.model_name_or_path):
         yield Finding("info", note, check="hub")
     yield from preflight(setup, failed=bool(read.problems))
 

@@ -26,7 +26,7 @@ NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])-?(?=[.,]?\d)(?:\d{1,3}(?:(?P<mark>[.,'\u00a0\u202f ])\d{3})(?:(?P=mark)\d{3})*|\d*)"
     r"(?:[.,]\d+)?(?![.,]?\d|[A-Za-z])"
 )
-AROUND = re.compile(r"(?:[A-Za-z]{2,}+|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？])*")
+AROUND = re.compile(r"(?:[A-Za-z]{2,}|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？])*")
 COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
 # Two letters of a script without spaces count as a word.

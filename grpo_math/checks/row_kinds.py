@@ -45,7 +45,7 @@ PROOF = re.compile(
     r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
-NO_GOLD = re.compile(rf"[\s\-.?_]*+(?:(?:{WORDS['no_gold']})[\s\-.?_]*)?", re.IGNORECASE)
+NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|(?<!\\);)\s*\S"
     r"|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b",
@@ -65,7 +65,7 @@ CODE = re.compile(
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 
 # Of a problem
-DRAWING = re.compile(r"\[asy\](?:(?!\[asy\]).)*?\[/asy\]", re.DOTALL)
+DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
 CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
 # Of a text in lower case, and with words tried only where one begins: both are for speed.
 FIGURE = re.compile(
@@ -83,11 +83,11 @@ LOST = re.compile(
 )
 TASK = re.compile(rf"(?:please |bitte |\W|[a-z\d]{{1,2}}[.)])*(?:{WORDS['tasks']})(?![a-z])", re.IGNORECASE)
 SENTENCE = re.compile(r"(?<=[.?!])\s+|(?<=[。？！])|\n")
-ASKS = re.compile(r"(?<![?？؟])[?？؟]++(?=[^\w\s?？؟]*+(?:\s|\Z)|[^\x00-\u2fff])")
+ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
 # Numbered parts, of which the last one ends the problem: rules would be followed by a question.
-FIRST_PART = re.compile(r"(?:^|\s)\(?(?:a|i|1)[.)](?=\s)")
-LAST_PART = re.compile(r"\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z")
-PART = 500  # characters of the last part
+PARTS = re.compile(
+    r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z", re.DOTALL
+)
 ESCAPED = re.compile(r"\\(?:\\|[{}$])")
 PAIRS = (
     (r"\{", r"\}"),
@@ -98,9 +98,7 @@ PAIRS = (
 )
 MONEY = re.compile(r"\$ ?\.?\d[\d,.]*(?![\d.,]|[A-Za-z]?[\^+*=(]| ?[-+*/=^<>] ?\d)|\d ?\$(?![\w\\])")
 FORMULA = re.compile(
-    r"\[asy\](?:(?!\[asy\]).)*?\[/asy\]|\\begin\{(\w+\*?)\}.{0,700}?\\end\{\1\}|\$[^$]*\$"
-    r"|\\\[(?:\\\\|(?!\\[\\[]).)*?\\\]|\\\((?:(?!\\\().)*?\\\)|\\[A-Za-z]+",
-    re.DOTALL,
+    r"\[asy\].*?\[/asy\]|\\begin\{(\w+\*?)\}.*?\\end\{\1\}|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+", re.DOTALL
 )
 LETTERS = re.compile(r"[^\W\d_]{2,}")
 
@@ -196,10 +194,8 @@ def _cannot_be_checked(row: Row, usual: Habits) -> str:
 
 def _several_questions(row: Row, usual: Habits) -> str:
     asks = len(ASKS.findall(row["prose"]))
-    problem, first = row["problem"], FIRST_PART.search(row["problem"])
-    parts = first is not None and LAST_PART.search(problem, max(first.end(), len(problem) - PART))
-    several = asks > 1 or (not asks and parts and not re.search("[,;]", row["answer"]))
-    return problem[-80:] if several else ""
+    several = asks > 1 or (not asks and PARTS.search(row["problem"]) and not re.search("[,;]", row["answer"]))
+    return row["problem"][-80:] if several else ""
 
 
 def _other_language(row: Row, usual: Habits) -> str:

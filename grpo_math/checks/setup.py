@@ -14,6 +14,7 @@ from grpo_math.planner.model import Shape, model_shape, read_config
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.recipe import Recipe
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import count_and_gb
 from grpo_math.system.machine import versions
 
@@ -47,8 +48,8 @@ class Setup:
     started: bool = False
 
     @property
-    def settings(self) -> Any:
-        return self.recipe.values
+    def settings(self) -> RunSettings:
+        return self.recipe.settings
 
     @cached_property
     def problems(self) -> RecipeProblems:
@@ -57,7 +58,7 @@ class Setup:
     @cached_property
     def gpus(self) -> tuple[int, float]:
         """The number of GPUs that `grpo-math train` shares out, and the memory of one in GB."""
-        return (0, 0.0) if self.settings["use_cpu"] or self.started else count_and_gb()
+        return (0, 0.0) if self.settings.use_cpu or self.started else count_and_gb()
 
     @cached_property
     def processes(self) -> int:
@@ -67,13 +68,12 @@ class Setup:
         """
         gpus, gpu_gb = self.gpus
         if gpus:
-            explicit = self.recipe.explicit_values()
             # `layout` reports a layout that is impossible. The GPUs of a server that the user starts may be hidden.
             with suppress(UserError):
-                chosen = planner.choose(explicit, self.configs, gpus=gpus, gpu_gb=gpu_gb, offline=True)[1]
+                chosen = planner.choose(self.settings, self.configs, gpus=gpus, gpu_gb=gpu_gb, offline=True)[1]
                 return chosen.layout.policy
             with suppress(UserError):
-                return planner.unplanned_layout(self.settings, self.recipe.explicit, gpus).policy
+                return planner.unplanned_layout(self.settings, gpus).policy
         return self.launched
 
     @cached_property
@@ -86,18 +86,18 @@ class Setup:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer. Its package imports torch."""
-        return load_tokenizer(model_path(self.settings["model_name_or_path"]), self.settings["model_revision"])
+        return load_tokenizer(model_path(self.settings.model_name_or_path), self.settings.model_revision)
 
     def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:
         """Raise `ConfigError` for this field if ``broken``."""
         if broken:
-            raise ConfigError(field, self.settings[field], reason, remedy)
+            raise ConfigError(field, getattr(self.settings, field), reason, remedy)
 
     @cached_property
     def model_config(self) -> dict[str, Any]:
-        return read_config(self.settings["model_name_or_path"], self.settings["model_revision"])
+        return read_config(self.settings.model_name_or_path, self.settings.model_revision)
 
     @cached_property
     def shape(self) -> Shape:
         """Raises `ConfigError` for a model that has not been measured."""
-        return model_shape(str(self.settings["model_name_or_path"]), self.model_config, measures=False)
+        return model_shape(str(self.settings.model_name_or_path), self.model_config, measures=False)

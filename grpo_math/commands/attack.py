@@ -21,6 +21,6 @@ def run(args: argparse.Namespace) -> Answer:
     words = target_options(args.config, "--rewards", REWARDS, is_reward)
     read = recipe.read_and_set_env([*words, *args.fields]).raise_first_problem()
     # The note is dropped: an error about the data names the reason.
-    cache_only([read.values["dataset"]])
+    cache_only([read.settings.dataset])
     result = attack(Setup(read))
     return Answer(result, "\n".join(lines(result)), result["ok"])

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> Answer:
     is_recipe = Path(target or "").suffix in (".yaml", ".yml")
     is_data = target and not is_recipe and (hub_id(target) or is_table(target) or Path(target).is_dir())
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
-    settings = read_and_set_env([*words, *args.fields]).raise_first_problem().values
+    settings = read_and_set_env([*words, *args.fields]).raise_first_problem().settings
     clean = args.write_clean
     if clean and Path(clean).exists():
         raise ConfigError("write_clean", clean, "exists", "name a new file")

@@ -10,7 +10,7 @@ from grpo_math import planner
 from grpo_math.errors import ConfigError
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
-from grpo_math.settings.vllm import starts_server
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import count_and_gb
 from grpo_math.system.machine import main_memory
 from grpo_math.system.streams import Answer
@@ -41,16 +41,16 @@ def run(args: argparse.Namespace) -> Answer:
         print(f"warning: {note}", file=sys.stderr)
     for line in parsed.replaced:
         print(line, file=sys.stderr)
-    recipe = parsed.raise_first_problem().explicit_values()
+    recipe = parsed.raise_first_problem().settings
     name = args.accelerate_config
     # A named card need not be in this machine, so the GPUs of this machine do not count.
     gpus = args.gpus or (1 if args.card or args.nodes else None)
     gpu_gb = args.gpu_memory or (card.gb if card else None)
     # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
-    separate_server = (args.nodes or 1) > 1 and starts_server(recipe)
+    separate_server = (args.nodes or 1) > 1 and recipe.starts_server
     policy_nodes = (args.nodes or 1) - separate_server
     answer = planner.plan(
-        {**recipe, "vllm_server_host": "the last node"} if separate_server else recipe,
+        recipe.changed(vllm_server_host="the last node") if separate_server else recipe,
         # Training tries the same configs in the same order (train/layout.py).
         {"": accelerate_config(name)} if name else shipped_configs(recipe),
         card,
@@ -72,15 +72,15 @@ def run(args: argparse.Namespace) -> Answer:
     lines = dict(line.split(": ", 1) for suggestion in answer["suggestions"] for line in suggestion["set"])
     options = [word for name, value in lines.items() for word in (f"--{name}", value)]
     answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
-    answer["extras"] = _extras({**recipe, **changes}, chosen) if has_command else []
+    answer["extras"] = _extras(recipe.changed(**changes), chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
 
 
-def _extras(settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> list[str]:
+def _extras(settings: RunSettings, chosen: Mapping[str, Any]) -> list[str]:
     """Return the extras of this package that the line to paste needs."""
     needs = {
-        "quant": settings.get("load_in_4bit") or "8bit" in settings.get("optim", ""),
-        "vllm": settings.get("use_vllm") and settings.get("vllm_mode") == "colocate",
+        "quant": settings.load_in_4bit or "8bit" in settings.optim,
+        "vllm": settings.generation == "colocate",
         "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]

@@ -4,7 +4,6 @@ import argparse
 
 from grpo_math.errors import UserError
 from grpo_math.settings.recipe import read_and_set_env
-from grpo_math.settings.vllm import generates, sends_adapter, starts_server
 from grpo_math.system.streams import Answer
 from grpo_math.train import vllm_env
 from grpo_math.train.serve import serve
@@ -32,16 +31,16 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.make_env is not None:
         print(vllm_env.make(args.make_env))
         return 0
-    recipe = read_and_set_env(args.fields).raise_first_problem().explicit_values()
+    settings = read_and_set_env(args.fields).raise_first_problem().settings
     if args.teacher:
-        recipe |= {"use_vllm": True, "vllm_mode": "server", "use_peft": False}
+        settings = settings.changed(use_vllm=True, vllm_mode="server", use_peft=False)
     if args.check:
-        sent = "adapter" if sends_adapter(recipe) else "weights"
-        answer = sent if starts_server(recipe) else "none"
+        sent = "adapter" if settings.sends_adapter else "weights"
+        answer = sent if settings.starts_server else "none"
         return Answer({"server": answer}, answer)
     if args.json:
         raise UserError("--json would be ignored without --check: leave it out")
-    if generates(recipe) != "server":
+    if settings.generation != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
-    port = args.port or recipe.get("vllm_server_port")
-    return serve(recipe, args.gpus, port, args.host or "127.0.0.1", args.after_dashes, args.teacher)
+    port = args.port or settings.stated("vllm_server_port")
+    return serve(settings, args.gpus, port, args.host or "127.0.0.1", args.after_dashes, args.teacher)

@@ -4,11 +4,11 @@ A GPU without bfloat16 computes in float16, whose largest number is 65504 and wh
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.names import overflow_report
+from grpo_math.settings.run_settings import RunSettings
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 FLOAT32: dict[str, Any] = {"dtype": "float32", "bf16": False, "fp16": False}
@@ -37,43 +37,43 @@ def auto_dtype(half: str, *, use_peft: bool, fp16: bool, has_copy: bool = False)
     return half if frozen_or_copied else "float32"
 
 
-def automatic(settings: Mapping[str, Any], capability: float | None) -> dict[str, Any]:
+def automatic(settings: RunSettings, capability: float | None) -> dict[str, Any]:
     """Return the settings that training chooses on a GPU without bfloat16, in place of ``auto`` and of an unset bf16.
 
-    >>> automatic({"dtype": "auto", "bf16": None, "fp16": False, "use_peft": True}, 7.5)
+    >>> automatic(RunSettings({"dtype": "auto", "use_peft": True}), 7.5)
     {'bf16': False, 'fp16': True, 'dtype': 'float16'}
     """
     if has_bfloat16(capability):
         return {}
-    chosen: dict[str, Any] = {"bf16": False, "fp16": True} if settings["bf16"] is None else {}
-    if settings["dtype"] == "auto":
-        fp16 = chosen.get("fp16", settings["fp16"])
-        chosen["dtype"] = auto_dtype("float16", use_peft=settings["use_peft"], fp16=fp16)
+    chosen: dict[str, Any] = {"bf16": False, "fp16": True} if settings.bf16 is None else {}
+    if settings.dtype == "auto":
+        fp16 = chosen.get("fp16", settings.fp16)
+        chosen["dtype"] = auto_dtype("float16", use_peft=settings.use_peft, fp16=fp16)
     return chosen
 
 
-def corrections(settings: Mapping[str, Any], capability: float | None, family: str = "") -> dict[str, Any]:
+def corrections(settings: RunSettings, capability: float | None, family: str = "") -> dict[str, Any]:
     """Return the settings to change because the GPU, or the model's family, cannot compute in their formats.
 
-    >>> corrections({"dtype": "bfloat16", "bf16": True, "fp16": False, "use_peft": True}, 7.5)
+    >>> corrections(RunSettings({"dtype": "bfloat16", "bf16": True, "use_peft": True}), 7.5)
     {'dtype': 'auto', 'bf16': False, 'fp16': True}
     """
-    trained = {**settings, **automatic(settings, capability)}
-    if overflow_report(family) and (trained["fp16"] or trained["dtype"] == "float16"):
+    trained = settings.derived(**automatic(settings, capability))
+    if overflow_report(family) and (trained.fp16 or trained.dtype == "float16"):
         return FLOAT32
     if has_bfloat16(capability):
         return {}
-    changes = {"dtype": "auto"} if settings["dtype"] == "bfloat16" else {}
-    return {**changes, "bf16": False, "fp16": True} if settings["bf16"] else changes
+    changes = {"dtype": "auto"} if settings.dtype == "bfloat16" else {}
+    return {**changes, "bf16": False, "fp16": True} if settings.bf16 else changes
 
 
-def dtype_error(settings: Mapping[str, Any], capability: float | None, family: str = "") -> ConfigError | None:
+def dtype_error(settings: RunSettings, capability: float | None, family: str = "") -> ConfigError | None:
     """Return the error of settings that need `corrections`, with these as its remedy, or None.
 
-    >>> settings = {"bf16": None, "fp16": False, "dtype": "bfloat16", "use_peft": True}
+    >>> settings = RunSettings({"dtype": "bfloat16", "use_peft": True})
     >>> print(dtype_error(settings, 7.5))
     dtype='bfloat16' needs a GPU of compute capability 8.0 or more, and this one has 7.5: set dtype: auto
-    >>> print(dtype_error({**settings, "dtype": "auto"}, 7.5, "gemma3"))
+    >>> print(dtype_error(settings.changed(dtype="auto"), 7.5, "gemma3"))
     dtype='auto' computes gemma3 in float16, in which its activations overflow \
 (https://github.com/huggingface/transformers/issues/36822): set dtype: float32, bf16: false, fp16: false
     >>> dtype_error(settings, 8.0, "gemma3")
@@ -86,4 +86,4 @@ def dtype_error(settings: Mapping[str, Any], capability: float | None, family: s
         reason = f"computes {family} in float16, in which its activations overflow ({overflow_report(family)})"
     name = next(iter(changes))
     remedy = ", ".join(f"{field}: {json.dumps(value)}".replace('"', "") for field, value in changes.items())
-    return ConfigError(name, settings[name], reason, f"set {remedy}")
+    return ConfigError(name, getattr(settings, name), reason, f"set {remedy}")

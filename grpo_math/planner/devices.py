@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.planner.memory import VLLM_OVERHEAD, VLLM_SERVER_SHARE, sequence_bytes, server_settings, weights
-from grpo_math.planner.settings import Json, Settings
+from grpo_math.planner.settings import Json
 from grpo_math.planner.work import Machine
-from grpo_math.settings.vllm import external_server, sends_adapter
+from grpo_math.settings.run_settings import RunSettings
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 
 
 def assign_gpus(
-    settings: Settings, gpus: int, sizes: Callable[[], tuple[int, list[int]]], divides: Callable[[int], bool]
+    settings: RunSettings, gpus: int, sizes: Callable[[], tuple[int, list[int]]], divides: Callable[[int], bool]
 ) -> Layout:
     """Return the layout that the recipe asks for.
 
@@ -51,40 +51,40 @@ def assign_gpus(
     the batch divides evenly by n processes. A server gets the GPUs that it needs. The policy gets as many of the others
     as the batch divides by. The remaining GPUs go to the server, as data parallel ranks.
 
-    >>> adapter = {"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2}
-    >>> assign_gpus(adapter, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
+    >>> lora = RunSettings({"use_vllm": True, "vllm_mode": "server", "use_peft": True, "vllm_tensor_parallel_size": 2})
+    >>> assign_gpus(lora, 8, lambda: (2, [2]), lambda n: n < 5)[:4]
     ('server', 4, 4, 2)
 
     One of seven GPUs stays idle, because a server takes pairs and the batch divides by 2 and 4. Without an adapter, a
     server is one engine:
 
-    >>> seven = assign_gpus(adapter, 7, lambda: (2, [2]), lambda n: n in (2, 4))
+    >>> seven = assign_gpus(lora, 7, lambda: (2, [2]), lambda n: n in (2, 4))
     >>> seven[:4], seven.idle, seven.why.partition(";")[0]
     (('server', 4, 2, 2), 1, "2 GPUs together hold the server's weights and a sequence")
-    >>> assign_gpus({**adapter, "use_peft": False}, 9, lambda: (2, [2, 4]), lambda n: n < 7)[:5]
+    >>> assign_gpus(lora.changed(use_peft=False), 9, lambda: (2, [2, 4]), lambda n: n < 7)[:5]
     ('server', 5, 4, 4, 'TRL sends all weights to one engine, which uses every GPU of the server')
-    >>> assign_gpus(adapter, 3, lambda: (2, [2]), lambda n: True)[:4]
+    >>> assign_gpus(lora, 3, lambda: (2, [2]), lambda n: True)[:4]
     ('server', 1, 2, 2)
-    >>> assign_gpus(adapter, 2, lambda: (2, [2]), lambda n: True)
+    >>> assign_gpus(lora, 2, lambda: (2, [2]), lambda n: True)
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: vllm_mode='server' needs 2 separate GPUs, and 2 are visible: \
 set vllm_mode to colocate, with vllm_enable_sleep_mode, or leave out use_vllm
-    >>> assign_gpus({**adapter, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}, 4, None, None)[:4]
+    >>> assign_gpus(lora.changed(vllm_mode="colocate", vllm_enable_sleep_mode=True), 4, None, None)[:4]
     ('colocate', 4, 0, 2)
-    >>> assign_gpus({**adapter, "vllm_server_host": "node1"}, 4, None, None)
+    >>> assign_gpus(lora.changed(vllm_server_host="node1"), 4, None, None)
     Layout(generation='server', policy=4, server=0, tensor_parallel=1, why='the server is at node1: every GPU trains', \
 idle=0)
     """
-    tp = settings["vllm_tensor_parallel_size"]
-    if not settings["use_vllm"]:
+    tp = settings.vllm_tensor_parallel_size
+    if not settings.use_vllm:
         return Layout("transformers", gpus, 0, 1, "use_vllm is false: every GPU trains, and generates its own share")
-    if settings["vllm_mode"] == "colocate":
+    if settings.vllm_mode == "colocate":
         # TRL makes one vLLM engine of each group of this many processes, and refuses a remainder.
         if gpus % tp:
             raise ConfigError("vllm_tensor_parallel_size", tp, f"does not divide {gpus} GPUs", "use 1")
-        sleeps = "sleeps during updates" if settings["vllm_enable_sleep_mode"] else "keeps its share during updates"
+        sleeps = "sleeps during updates" if settings.vllm_enable_sleep_mode else "keeps its share during updates"
         return Layout("colocate", gpus, 0, tp, f"vllm_mode is colocate: vLLM shares each GPU, and {sleeps}")
-    if url := external_server(settings):
+    if url := settings.external_server:
         return Layout("server", gpus, 0, 1, f"the server is at {url}: every GPU trains")
     need, possible = sizes() if gpus > 1 else (1, [1])
     if gpus <= need:
@@ -104,19 +104,19 @@ idle=0)
     return Layout("server", policy, server, tp, why, idle)
 
 
-def server_ranks(settings: Settings, gpus: int, need: int, sizes: list[int]) -> tuple[int, int]:
+def server_ranks(settings: RunSettings, gpus: int, need: int, sizes: list[int]) -> tuple[int, int]:
     """Return (GPUs of ``gpus`` that a server can use, tensor parallel size); ``need`` GPUs hold the model.
 
     An adapter can be sent to data parallel copies. TRL's weight transfer does not support data parallel copies of a
     dense model (its vllm_serve.py), so the server uses as much tensor parallelism as possible.
     """
-    if sends_adapter(settings):
+    if settings.sends_adapter:
         return gpus // need * need, need
     most = max(tp for tp in sizes if tp <= gpus)
     return most, most
 
 
-def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[int, list[int]]:
+def tensor_parallel(machine: Machine, settings: RunSettings, most: int) -> tuple[int, list[int]]:
     """Return the fewest GPUs that hold the weights and a sequence, and all possible tensor parallel sizes.
 
     A size is a power of two that divides the heads, at most ``most``, and at least the recipe's
@@ -127,12 +127,11 @@ def tensor_parallel(machine: Machine, settings: Settings, most: int) -> tuple[in
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(heads=12, total=10**10, matrices=0, cache=(0, 10**5), max_tokens=10**6)
-    >>> settings = {"vllm_tensor_parallel_size": 1, "vllm_max_model_length": None, "max_completion_length": 500}
-    >>> settings["load_in_4bit"] = False
+    >>> settings = RunSettings({"max_completion_length": 500})
     >>> tensor_parallel(SimpleNamespace(shape=shape, gpu_bytes=16 * 2**30, prompt=500), settings, most=8)
     (2, [1, 2, 4])
     """
-    requested, shape, prompt = settings["vllm_tensor_parallel_size"], machine.shape, machine.prompt
+    requested, shape, prompt = settings.vllm_tensor_parallel_size, machine.shape, machine.prompt
     # vLLM refuses a size that does not divide the attention heads.
     sizes = [tp for tp in (1, 2, 4, 8) if shape.heads % tp == 0 and requested <= tp <= most]
     if requested not in sizes:

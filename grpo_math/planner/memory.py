@@ -15,7 +15,7 @@ from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Json, Settings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
 from grpo_math.settings.batch import Batch
-from grpo_math.settings.vllm import sends_adapter, teacher_url
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.machine import GB
 
 # Bytes outside torch's allocator, and the memory that the allocator reserves beyond the live tensors (cards.yaml).
@@ -52,7 +52,7 @@ def at(line: list[float], sizes: tuple[int, ...]) -> int:
     return int(sum(a * b for a, b in zip(line, sizes, strict=True)))
 
 
-def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Precision:
+def precision(settings: RunSettings, zero: Zero, deepspeed: Settings | None) -> Precision:
     """Return the precision with which TRL, peft and accelerate load this recipe.
 
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
@@ -61,23 +61,23 @@ def precision(settings: Settings, zero: Zero, deepspeed: Settings | None) -> Pre
     ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (generation/dtypes.py). On a CPU it
     is counted as float32, the upper bound.
     """
-    cpu, config = settings["use_cpu"], deepspeed or {}
-    auto = settings["dtype"] == "auto" and not cpu and (settings["use_peft"] or zero.active)
-    stream = 2 if auto or settings["dtype"] in ("bfloat16", "float16") else 4
+    cpu, config = settings.use_cpu, deepspeed or {}
+    auto = settings.dtype == "auto" and not cpu and (settings.use_peft or zero.active)
+    stream = 2 if auto or settings.dtype in ("bfloat16", "float16") else 4
     # The config turns bf16 on by default if the GPU has it, and leaves it off on a CPU (trainer/config.py).
-    autocast = bool(settings["fp16"] or (not cpu if settings["bf16"] is None else settings["bf16"]))
+    autocast = bool(settings.fp16 or (not cpu if settings.bf16 is None else settings.bf16))
     enabled = [config[name].get("enabled") for name in ("bf16", "fp16") if name in config]
     # transformers replaces auto in DeepSpeed's file by the training arguments.
     if zero.active and (autocast if not enabled or "auto" in enabled else any(enabled)):
         return Precision(2, 2, False)
     adapter = stream if zero.stage == 3 else 4
-    return Precision(stream, 2 if settings["load_in_4bit"] and not settings["fp16"] else adapter, autocast)
+    return Precision(stream, 2 if settings.load_in_4bit and not settings.fp16 else adapter, autocast)
 
 
 # Stored tensors
 
 
-def weights(shape: Shape, settings: Settings, stream: int) -> int:
+def weights(shape: Shape, settings: RunSettings, stream: int) -> int:
     """Return the bytes of the base model.
 
     4 bit (bitsandbytes; arXiv 2305.14314): half a byte a weight, and a constant of 4 bytes for a block of 64. With
@@ -85,45 +85,45 @@ def weights(shape: Shape, settings: Settings, stream: int) -> int:
     biases and stacked experts are not quantised.
     """
     element: float = stream
-    if settings["load_in_4bit"]:
-        element = 1 / 2 + (1 + 4 / 256 if settings["use_bnb_nested_quant"] else 4) / 64
+    if settings.load_in_4bit:
+        element = 1 / 2 + (1 + 4 / 256 if settings.use_bnb_nested_quant else 4) / 64
     return int(shape.matrices * element) + (shape.total - shape.matrices) * stream
 
 
-def dequantised(shape: Shape, settings: Settings, stream: int) -> int:
+def dequantised(shape: Shape, settings: RunSettings, stream: int) -> int:
     """Return the bytes of the largest matrix that bitsandbytes dequantises for a product, and of its constants."""
-    return shape.largest * stream + shape.largest // 16 if settings["load_in_4bit"] else 0
+    return shape.largest * stream + shape.largest // 16 if settings.load_in_4bit else 0
 
 
-def trainable(shape: Shape, settings: Settings, precise: Precision | None = None) -> int:
+def trainable(shape: Shape, settings: RunSettings, precise: Precision | None = None) -> int:
     """Return the number of trained parameters."""
-    if not settings["use_peft"]:
+    if not settings.use_peft:
         return shape.total
     how = measurement_settings(shape, settings, precise or precision(settings, Zero(None, shape.hidden), None), 1)
     fixed, adapting = shape.measured(how)["trained"]
-    return int(fixed + adapting * settings["lora_r"] // how["lora"]["r"])
+    return int(fixed + adapting * settings.lora_r // how["lora"]["r"])
 
 
 def measurement_settings(
-    shape: Shape, settings: Settings, precise: Precision, tiles: int, work: Work | None = None
+    shape: Shape, settings: RunSettings, precise: Precision, tiles: int, work: Work | None = None
 ) -> Json:
     """Return the settings that measure.py needs.
 
     A micro-batch is measured at its real size if its memory is not linear in its tokens.
     """
     lora: Json | None = None
-    if settings["use_peft"]:
+    if settings.use_peft:
         # Recipes that differ only in rank or dropout share a measurement. trainable() scales the rank back.
-        rank = max(RANK, 1 << (settings["lora_r"] - 1).bit_length())
-        dropout = 0.05 if settings["lora_dropout"] > 0 else 0.0
+        rank = max(RANK, 1 << (settings.lora_r - 1).bit_length())
+        dropout = 0.05 if settings.lora_dropout > 0 else 0.0
         lora = {"r": rank, "target_modules": wanted_modules(settings), "lora_dropout": dropout}
         others = ("use_dora", "lora_target_parameters", "lora_modules_to_save")
-        lora |= {name.removeprefix("lora_"): settings[name] for name in others if settings[name]}
+        lora |= {name.removeprefix("lora_"): getattr(settings, name) for name in others if getattr(settings, name)}
     return {
         **precise._asdict(),
         "lora": lora,
-        "cpu": settings["use_cpu"],
-        "checkpointing": settings["gradient_checkpointing"],
+        "cpu": settings.use_cpu,
+        "checkpointing": settings.gradient_checkpointing,
         "tiles": tiles,
         "row": work.groups if work and not shape.linear else None,
     }
@@ -149,7 +149,7 @@ def optimizer_bytes(trained: int, name: str, element: int) -> int:
 
 
 def resident_memory(
-    shape: Shape, settings: Settings, zero: Zero, precise: Precision, processes: int, teacher: Shape | None = None
+    shape: Shape, settings: RunSettings, zero: Zero, precise: Precision, processes: int, teacher: Shape | None = None
 ) -> tuple[Terms, Terms, Terms]:
     """Return the terms that are always on a GPU, those that a backward pass adds, and those of main memory.
 
@@ -158,12 +158,12 @@ def resident_memory(
     3. Offloaded state is in main memory (arXiv 2101.06840). A whole bucket of gradients is allocated. DDP stores its
     gradients twice.
     """
-    n, full = processes, not settings["use_peft"]
+    n, full = processes, not settings.use_peft
     trained = trainable(shape, settings, precise)
     share = -(-trained // n)
     element = precise.stream if full else precise.adapter
     always = {"base_weights": weights(shape, settings, precise.stream), "adapter": 0 if full else trained * element}
-    if settings["cast_lm_head_to_fp32"]:  # a tied head is the embedding
+    if settings.cast_lm_head_to_fp32:  # a tied head is the embedding
         always["base_weights"] += (4 - precise.stream) * shape.vocab * shape.hidden
     main = {"processes": n * PROCESS}
     if zero.stage == 3:
@@ -171,29 +171,29 @@ def resident_memory(
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
     # fine-tuning, the reference is a second model. `reference_model` is another model, which may be on a server.
-    second = total(always) if full and settings["beta"] and not teacher_url(settings) else 0
+    second = total(always) if full and settings.beta and not settings.teacher_url else 0
     if teacher:
-        stream = {"float32": 4, None: precise.stream}.get(settings["reference_dtype"], 2)
-        second = weights(teacher, {**settings, "load_in_4bit": settings["reference_in_4bit"]}, stream)
-    always["reference"] = second or (always["adapter"] if settings["reference_refresh_steps"] else 0)
+        stream = {"float32": 4, None: precise.stream}.get(settings.reference_dtype, 2)
+        second = weights(teacher, settings.derived(load_in_4bit=settings.reference_in_4bit), stream)
+    always["reference"] = second or (always["adapter"] if settings.reference_refresh_steps else 0)
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.
-        optimizer = "adamw_torch" if zero.replaces_optimizer else settings["optim"]
+        optimizer = "adamw_torch" if zero.replaces_optimizer else settings.optim
         always["optimizer_state"] = optimizer_bytes(share, optimizer, 4) + 4 * share
         if zero.offloads_optimizer:
             main["optimizer_state"] = n * (always.pop("optimizer_state") + 4 * share)
         # DeepSpeed fills one bucket while another is on its way.
         backward["gradient_buckets_and_NCCL"] = zero.bucket * element * (2 if zero.overlaps else 1)
     else:
-        always["optimizer_state"] = optimizer_bytes(trained, settings["optim"], element)
+        always["optimizer_state"] = optimizer_bytes(trained, settings.optim, element)
         # accelerate leaves gradient_as_bucket_view off, so DDP's buckets are a second copy of the gradients.
         always["gradient_buckets_and_NCCL"] = trained * element if n > 1 else 0
     return always, backward, main
 
 
 def phases(
-    machine: Machine, settings: Settings, zero: Zero, precise: Precision, batch: Batch, generates: str, work: Work
+    machine: Machine, settings: RunSettings, zero: Zero, precise: Precision, batch: Batch, generates: str, work: Work
 ) -> tuple[dict[str, Terms], Terms]:
     """Return {"training": {term: bytes}, "generation": {...}} of a policy GPU, and the main memory of all processes.
 
@@ -201,7 +201,7 @@ def phases(
     """
     shape = machine.shape
     always, backward, main = resident_memory(shape, settings, zero, precise, batch.processes, machine.teacher)
-    if settings["activation_offloading"]:
+    if settings.activation_offloading:
         main["activations"] = batch.processes * shape.layers * work.sizes[1] * shape.hidden * precise.stream
     training = {**always, **backward, **update(shape, settings, precise, work)}
     generation = {**always}
@@ -213,12 +213,12 @@ def phases(
     if generates == "transformers":
         generation |= transformers_generation(machine, settings, precise, batch)
     elif generates == "colocate":
-        share = int(machine.gpu_bytes * settings["vllm_gpu_memory_utilization"])
-        engine = vllm(shape, settings, share, machine.prompt, precise.stream if settings["vllm_share_weights"] else 2)
-        asleep = settings["vllm_enable_sleep_mode"]
+        share = int(machine.gpu_bytes * settings.vllm_gpu_memory_utilization)
+        engine = vllm(shape, settings, share, machine.prompt, precise.stream if settings.vllm_share_weights else 2)
+        asleep = settings.vllm_enable_sleep_mode
         generation |= engine
         training |= {} if asleep else engine
-        if settings["vllm_share_weights"]:
+        if settings.vllm_share_weights:
             # The one copy of the base is in vLLM's share. A sleeping engine gives back the rest of the share.
             del generation["base_weights"]
             if asleep:
@@ -226,11 +226,11 @@ def phases(
             else:
                 del training["base_weights"]
         # An engine that gets adapters sleeps at level 1, which moves its weights to main memory.
-        elif asleep and sends_adapter(settings):
+        elif asleep and settings.sends_adapter:
             main["vLLM_weights"] = batch.processes * engine["vLLM_weights"]
     by_phase = {"training": training, "generation": generation}
     for phase, terms in by_phase.items():
-        if settings["use_cpu"]:  # each process has a copy in the same memory
+        if settings.use_cpu:  # each process has a copy in the same memory
             copies = {term: size * batch.processes for term, size in terms.items()}
             by_phase[phase] = {**copies, "processes": main["processes"]}
             continue
@@ -243,7 +243,7 @@ def phases(
     return {phase: {term: size for term, size in terms.items() if size} for phase, terms in by_phase.items()}, main
 
 
-def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> Terms:
+def update(shape: Shape, settings: RunSettings, precise: Precision, work: Work) -> Terms:
     """Return the terms of an update at its memory peak, without the stored tensors.
 
     The candidates: the LM head's forward pass, while autocast has copies of trained weights; its backward pass; the
@@ -251,7 +251,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     """
     measurement = shape.measured(measurement_settings(shape, settings, precise, work.tiles, work))
     away = 0
-    if settings["activation_offloading"]:
+    if settings.activation_offloading:
         away = max(0, shape.layers - OFFLOAD_STASH) * work.sizes[1] * shape.hidden * precise.stream
     end, kept = (at(measurement[name], work.sizes) - away for name in ("forward", "backward"))
     fullest = max(at(line, work.sizes) for line in measurement["moments"]) - away
@@ -262,11 +262,11 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     tile = min(work.scored, HEAD_TOKENS) * HEAD_VOCAB * half
     if precise.stream != half:  # a slice of the weights after the cast
         tile += min(shape.vocab, HEAD_VOCAB) * shape.hidden * half
-    head = 0 if settings["use_peft"] else shape.vocab * shape.hidden  # trained parameters
+    head = 0 if settings.use_peft else shape.vocab * shape.hidden  # trained parameters
     # trl/kernels/chunked_logprob.py: the hidden states and the trained head have a float32 gradient, and a second one
     # in their dtype if it is not float32.
     gradients = (work.scored * shape.hidden + head) * {4: 4, 2: 6}[precise.stream]
-    if settings["use_cpu"]:  # without Triton there are seven float32 tensors of a tile's size
+    if settings.use_cpu:  # without Triton there are seven float32 tensors of a tile's size
         gradients += 7 * 4 * min(work.scored, HEAD_TOKENS) * min(shape.vocab, HEAD_VOCAB)
     transit = head * precise.stream if shape.tied else 0
     return max(
@@ -278,7 +278,7 @@ def update(shape: Shape, settings: Settings, precise: Precision, work: Work) -> 
     )
 
 
-def transformers_generation(machine: Machine, settings: Settings, precise: Precision, batch: Batch) -> Terms:
+def transformers_generation(machine: Machine, settings: RunSettings, precise: Precision, batch: Batch) -> Terms:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
     The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
@@ -286,18 +286,18 @@ def transformers_generation(machine: Machine, settings: Settings, precise: Preci
     rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
     prefill of a later turn contains the tool result of each row, at most as long as a completion.
     """
-    shape, width, length = machine.shape, machine.prompt, settings["max_completion_length"]
+    shape, width, length = machine.shape, machine.prompt, settings.max_completion_length
     constant, token = (elements * precise.stream for elements in shape.cache)
     rows = prompts = -(-batch.rollout // batch.processes)
-    if not (settings["use_peft"] and settings["lora_dropout"] > 0):
+    if not (settings.use_peft and settings.lora_dropout > 0):
         prompts = -(-rows // batch.generations)
         # decoding.py extends a layer's buffers in steps.
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
     cache = rows * (constant + (width + length) * token)
-    if settings["tools"]:
-        prompts, width = rows, max(width, settings["max_completion_length"])
+    if settings.tools:
+        prompts, width = rows, max(width, settings.max_completion_length)
     tokens = prompts * width
-    entered = cache if settings["tools"] else prompts * constant + tokens * token
+    entered = cache if settings.tools else prompts * constant + tokens * token
     lines = shape.measured(measurement_settings(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
     sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
     return max(
@@ -307,7 +307,7 @@ def transformers_generation(machine: Machine, settings: Settings, precise: Preci
     )
 
 
-def vllm(shape: Shape, settings: Settings, share: int, prompt: int, element: int = 2) -> Terms:
+def vllm(shape: Shape, settings: RunSettings, share: int, prompt: int, element: int = 2) -> Terms:
     """Return the terms of vLLM, which fills its whole share of the GPU.
 
     The terms are weights of ``element`` bytes (TRL passes bitsandbytes weights if the base is quantised), overhead, and
@@ -315,38 +315,38 @@ def vllm(shape: Shape, settings: Settings, share: int, prompt: int, element: int
 
     >>> from types import SimpleNamespace
     >>> shape = SimpleNamespace(total=10_000, matrices=0, cache=(4, 20), max_tokens=64)
-    >>> settings = {"load_in_4bit": False, "vllm_tensor_parallel_size": 2, "vllm_max_model_length": None}
+    >>> settings = RunSettings({"vllm_tensor_parallel_size": 2})
     >>> vllm(shape, settings, share=0, prompt=10)  # 10,000 x 2 / 2 and (4 + 64 x 20) x 2 / 2 bytes
     {'vLLM_weights': 10000, 'vLLM_KV_cache': 1284, 'vLLM_overhead': 1073741824}
     """
-    tp = settings["vllm_tensor_parallel_size"]
+    tp = settings.vllm_tensor_parallel_size
     # vLLM dequantises nested constants.
-    weight_bytes = -(-weights(shape, {**settings, "use_bnb_nested_quant": False}, element) // tp)
+    weight_bytes = -(-weights(shape, settings.derived(use_bnb_nested_quant=False), element) // tp)
     cache = max(share - weight_bytes - VLLM_OVERHEAD, -(-sequence_bytes(shape, settings, prompt) // tp))
     return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 
 
-def context_length(shape: Shape, settings: Settings, prompt: int) -> int:
+def context_length(shape: Shape, settings: RunSettings, prompt: int) -> int:
     """Return vLLM's context length in tokens, by default the model's. vLLM must be able to hold one such sequence.
 
     >>> from types import SimpleNamespace
-    >>> settings = {"vllm_max_model_length": None, "max_completion_length": 512}
+    >>> settings = RunSettings({"max_completion_length": 512})
     >>> [context_length(SimpleNamespace(max_tokens=most), settings, prompt=10) for most in (4096, None)]
     [4096, 522]
     """
-    return settings["vllm_max_model_length"] or shape.max_tokens or prompt + settings["max_completion_length"]
+    return settings.vllm_max_model_length or shape.max_tokens or prompt + settings.max_completion_length
 
 
-def server_settings(settings: Settings, prompt: int) -> Settings:
+def server_settings(settings: RunSettings, prompt: int) -> RunSettings:
     """Return the settings of a server that has room for one sequence of the recipe.
 
     Without vllm_max_model_length, its context is as long as its memory allows (train/serve.py).
     """
-    tokens = settings["vllm_max_model_length"] or prompt + settings["max_completion_length"]
-    return {**settings, "vllm_max_model_length": tokens}
+    tokens = settings.vllm_max_model_length or prompt + settings.max_completion_length
+    return settings.derived(vllm_max_model_length=tokens)
 
 
-def sequence_bytes(shape: Shape, settings: Settings, prompt: int) -> int:
+def sequence_bytes(shape: Shape, settings: RunSettings, prompt: int) -> int:
     """Return the bytes of a sequence of `context_length` in vLLM's KV cache, in 16 bit."""
     constant, token = shape.cache
     return 2 * (constant + context_length(shape, settings, prompt) * token)

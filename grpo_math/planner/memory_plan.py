@@ -23,31 +23,30 @@ MARGIN = 0.95  # of a GPU that a plan may fill
 class MemoryPlan:
     """The plan of one recipe on one machine: the layout, the terms of each phase, and the problems.
 
-    ``explicit``: the fields that the recipe sets. ``refused``: the fields that training refuses. ``peak_phase``: the
+    ``refused``: the fields that training refuses. ``peak_phase``: the
     policy's phase with more memory; a server always fills its GPUs, so it is ignored. ``missing``: the missing bytes of
     each problem, and a line about the problem.
     ``severity``: (missing bytes, problems); lower is closer to fitting.
     """
 
-    def __init__(self, machine: Machine, settings: Settings, explicit: set[str]) -> None:
+    def __init__(self, machine: Machine, settings: RunSettings) -> None:
         self.machine = machine
         self.settings = settings
-        self.explicit = explicit
-        self.refused = {error.field for level, error in rules.violations(RunSettings(settings)) if level == "error"}
+        self.refused = {error.field for level, error in rules.violations(settings) if level == "error"}
         shape = machine.shape
-        config = deepspeed_config(settings, machine.accelerate)
+        config = deepspeed_config(settings.deepspeed, machine.accelerate)
         zero = Zero(config, shape.hidden)
         for name in ("load_in_4bit", "vllm_share_weights"):
-            if settings[name] and zero.stage == 3:
+            if getattr(settings, name) and zero.stage == 3:
                 raise NotPlanned(name, True, "under ZeRO-3 is not known to the plan", "use ZeRO-2")
-        self.sequence = machine.prompt + settings["max_completion_length"]
+        self.sequence = machine.prompt + settings.max_completion_length
         if shape.packed and self.sequence >= shape.packed:
             reason = f"after {machine.prompt} tokens of prompt is not packed, which is not known to the plan"
-            length = settings["max_completion_length"]
+            length = settings.max_completion_length
             raise NotPlanned("max_completion_length", length, reason, f"use less than {shape.packed - machine.prompt}")
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
-        self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings, explicit))
-        self.batch = batch.plan(settings, explicit, self.layout.policy)
+        self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings))
+        self.batch = batch.plan(settings, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
         self.precise = memory.precision(settings, zero, config)
         self.phases, self.main = memory.phases(
@@ -56,7 +55,7 @@ class MemoryPlan:
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
         if self.layout.server:
-            engine = {**settings, "vllm_tensor_parallel_size": self.layout.tensor_parallel}
+            engine = settings.derived(vllm_tensor_parallel_size=self.layout.tensor_parallel)
             share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
             server = memory.vllm(shape, memory.server_settings(engine, machine.prompt), share, machine.prompt)
             self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
@@ -83,8 +82,8 @@ class MemoryPlan:
         than before: their policy would be older.
         """
         with suppress(UserError):
-            settings = resolve({**self.settings, **fields}, self.machine.capability)
-            then = MemoryPlan(machine, settings, self.explicit | set(fields))
+            settings = resolve(self.settings.changed(**fields), self.machine.capability)
+            then = MemoryPlan(machine, settings)
             older = then.batch.rollout * self.batch.total > max(self.batch.rollout, self.batch.total) * then.batch.total
             if then.refused <= self.refused and not older:
                 return then
@@ -93,22 +92,22 @@ class MemoryPlan:
     def _bounds(self) -> Iterator[tuple[int, int, str]]:
         """Yield (bytes that are needed, bytes that are available, the problem if too few are available)."""
         settings, machine, limit = self.settings, self.machine, int(MARGIN * self.machine.gpu_bytes)
-        where = "of memory" if settings["use_cpu"] else "per GPU"
+        where = "of memory" if settings.use_cpu else "per GPU"
         where += f"; {limit / GB:.1f} of {machine.gpu_bytes / GB:.4g} GB are usable"
         for phase, terms in self.phases.items():
             needed = memory.total(terms)
             yield needed, limit, f"{phase} needs {needed / GB:.1f} GB {where}"
-        if not settings["use_cpu"]:
+        if not settings.use_cpu:
             main, most = memory.total(self.main), int(MARGIN * machine.cpu_bytes)
             yield main, most, f"{main / GB:.1f} GB of main memory are needed, and there are {most / GB:.1f}"
         if self.layout.generation == "colocate":
-            share = int(settings["vllm_gpu_memory_utilization"] * machine.gpu_bytes)
+            share = int(settings.vllm_gpu_memory_utilization * machine.gpu_bytes)
             # The terms fill the share, or they are the least that vLLM needs.
             needed = self.vllm_bytes
             tokens = memory.context_length(machine.shape, settings, machine.prompt)
             line = f"vLLM's share is {share / GB:.1f} GB, and its weights, overhead and one sequence of {tokens} tokens"
             yield needed, share, f"{line} take {needed / GB:.1f}"
-        longest = min(machine.shape.max_tokens or self.sequence, settings["vllm_max_model_length"] or self.sequence)
+        longest = min(machine.shape.max_tokens or self.sequence, settings.vllm_max_model_length or self.sequence)
         line = f"prompt and completion come to {self.sequence} tokens, and the model is given {longest}"
         # One missing byte for any number of tokens: halving the tokens is no progress.
         yield self.sequence > longest, 0, line
@@ -118,7 +117,7 @@ class MemoryPlan:
     def answer(self) -> Json:
         """Return the plan as JSON."""
         terms, layout, device = self.phases[self.peak_phase], self.layout.roles(), "GPU"
-        if self.settings["use_cpu"]:
+        if self.settings.use_cpu:
             layout, device = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}], "CPU process"
         return {
             "fits": self.fits,

@@ -24,6 +24,7 @@ from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
 from grpo_math.run.files import remembered
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import read_json
 
 FORMAT = 8  # version of measure.py's answers
@@ -99,13 +100,13 @@ def shape_fields(config: Settings) -> Json:
     return {k: v for k, v in config.items() if not (k in IGNORED_KEYS or k.endswith("_token_id") or v is None)}
 
 
-def wanted_modules(settings: Settings) -> Any:
+def wanted_modules(settings: RunSettings) -> Any:
     """Return ``lora_target_modules`` as peft receives it.
 
     TRL turns a list with one name into a string. peft matches a string as a regular expression against the whole name
     of a module.
     """
-    modules = settings["lora_target_modules"]
+    modules = settings.lora_target_modules
     return modules[0] if isinstance(modules, list) and len(modules) == 1 else modules
 
 

@@ -16,7 +16,7 @@ from grpo_math.planner.remedies import suggest
 from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
 from grpo_math.planner.work import Machine
 from grpo_math.settings import batch
-from grpo_math.settings.vllm import teacher_url
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.system.machine import GB, main_memory
 
@@ -24,7 +24,7 @@ PROMPT_TOKENS = 512
 
 
 def plan(
-    recipe: Settings, configs: Mapping[str, Settings | None] | None = None, card: Card | None = None, **machine: Any
+    recipe: RunSettings, configs: Mapping[str, Settings | None] | None = None, card: Card | None = None, **machine: Any
 ) -> Json:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
@@ -35,24 +35,24 @@ def plan(
     ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
-    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora}
+    >>> recipe = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora})
     >>> answer = plan(recipe, gpus=1, gpu_gb=24, cpu_gb=64)
     >>> answer["fits"], answer["layout"][0]["gpus"], round(answer["bytes"]["base_weights"] / GB, 2)
     (True, [0], 0.92)
     """
     configs = configs or {"": None}
     name, chosen = choose(recipe, configs, **machine)
-    least = seconds.least_time(chosen, card) if card and not chosen.settings["use_cpu"] else None
+    least = seconds.least_time(chosen, card) if card and not chosen.settings.use_cpu else None
     others = {other: content for other, content in configs.items() if other != name}
     return {**chosen.answer(), "accelerate_config": name or None, "least_time": least, **suggest(chosen, others)}
 
 
-def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
+def choose(recipe: RunSettings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
     """Return (name, plan) of the first of the accelerate ``configs`` that fits. If none fits, return the first one.
 
     ``machine``: as in `_read`. Raises the error of the first config. Later configs that cannot be planned are skipped.
 
-    >>> recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8}
+    >>> recipe = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-1.5B", "gradient_accumulation_steps": 8})
     >>> name, chosen = choose(recipe, {"multi_gpu": None, "zero2_offload": {"distributed_type": "DEEPSPEED",
     ...     "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu"}}}, gpus=2, gpu_gb=24, cpu_gb=64)
     >>> name, chosen.fits, chosen.layout.generation
@@ -61,7 +61,7 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     plans: list[tuple[str, MemoryPlan]] = []
     for name, accelerate in configs.items():
         try:
-            plans.append((name, MemoryPlan(*_read(recipe, accelerate=accelerate, **machine), set(recipe))))
+            plans.append((name, MemoryPlan(*_read(recipe, accelerate=accelerate, **machine))))
         except ConfigError:
             if not plans:
                 raise
@@ -71,20 +71,21 @@ def choose(recipe: Settings, configs: Mapping[str, Settings | None], **machine: 
     return plans[-1] if plans[-1][1].fits else plans[0]
 
 
-def unplanned_layout(settings: Settings, explicit: set[str], gpus: int) -> devices.Layout:
+def unplanned_layout(settings: RunSettings, gpus: int) -> devices.Layout:
     """Return the layout of a recipe whose memory cannot be computed. The recipe gives the size of the server."""
-    size = settings["vllm_tensor_parallel_size"]
-    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings, explicit))
+    size = settings.vllm_tensor_parallel_size
+    return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings))
 
 
-def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layout:
+def serve_layout(recipe: RunSettings, *, gpus: int, gpu_gb: float) -> devices.Layout:
     """Return the layout with all GPUs of a machine for the server.
 
-    >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True}, gpus=4, gpu_gb=24).roles()[0]
+    >>> lora = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True})
+    >>> serve_layout(lora, gpus=4, gpu_gb=24).roles()[0]
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
-    >>> serve_layout({"model_name_or_path": "Qwen/Qwen2.5-32B", "use_peft": True}, gpus=8, gpu_gb=40)[:4]
+    >>> serve_layout(lora.changed(model_name_or_path="Qwen/Qwen2.5-32B"), gpus=8, gpu_gb=40)[:4]
     ('server', 0, 8, 2)
-    >>> full = serve_layout({"model_name_or_path": "Qwen/Qwen2.5-32B"}, gpus=6, gpu_gb=80)
+    >>> full = serve_layout(RunSettings({"model_name_or_path": "Qwen/Qwen2.5-32B"}), gpus=6, gpu_gb=80)
     >>> full.server, full.tensor_parallel, full.idle
     (4, 4, 2)
     """
@@ -95,7 +96,7 @@ def serve_layout(recipe: Settings, *, gpus: int, gpu_gb: float) -> devices.Layou
 
 
 def _read(
-    recipe: Settings,
+    recipe: RunSettings,
     *,
     gpus: int | None = None,
     gpu_gb: float | None = None,
@@ -104,11 +105,11 @@ def _read(
     accelerate: Settings | None = None,
     capability: float | None = None,
     offline: bool = False,
-) -> tuple[Machine, Json]:
+) -> tuple[Machine, RunSettings]:
     cpu_gb, config = cpu_gb or main_memory(), accelerate or {}
     if (kind := config.get("distributed_type")) in ("FSDP", "MEGATRON_LM"):
         raise NotPlanned("distributed_type", kind, "is not known to the plan", "plan with DDP or DeepSpeed")
-    if on_cpu := bool(recipe.get("use_cpu")):
+    if on_cpu := recipe.use_cpu:
         # On a CPU the processes share main memory: it takes the place of a GPU's memory.
         gpus, gpu_gb = int(config.get("num_processes", 1)), cpu_gb
     elif gpus is None or gpu_gb is None:
@@ -119,16 +120,17 @@ def _read(
         if not available:
             raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
     settings = resolve(recipe, None if on_cpu else capability)
-    name = settings["model_name_or_path"]
-    model_config = read_config(name, settings["model_revision"], offline)
+    name = settings.model_name_or_path
+    model_config = read_config(name, settings.model_revision, offline)
     shape = model_shape(str(name), model_config, measures=not offline)
-    if settings["router_aux_loss_coef"] is None:
+    if settings.router_aux_loss_coef is None:
         # TRL's default is the value in the model's config.
-        settings["router_aux_loss_coef"] = model_config.get("router_aux_loss_coef", float(shape.active < shape.total))
-    teacher = None if teacher_url(settings) else settings["reference_model"]
+        coefficient = model_config.get("router_aux_loss_coef", float(shape.active < shape.total))
+        settings = settings.derived(router_aux_loss_coef=coefficient)
+    teacher: Any = None if settings.teacher_url else settings.reference_model
     if teacher:
         teacher = model_shape(str(teacher), read_config(teacher, offline=offline), measures=not offline)
-    left = (settings["vllm_max_model_length"] or 0) - settings["max_completion_length"]
+    left = (settings.vllm_max_model_length or 0) - settings.max_completion_length
     prompt = prompt_tokens or (left if left > 0 else PROMPT_TOKENS)
     machine = Machine(
         shape,

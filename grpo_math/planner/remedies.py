@@ -16,6 +16,7 @@ from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.settings import Json, Settings
 from grpo_math.planner.work import splits
 from grpo_math.settings import batch
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.machine import GB
 
 SHORTEST = 256  # tokens of a completion that is suggested
@@ -39,15 +40,17 @@ class Remedy(NamedTuple):
     def values(self, plan: MemoryPlan) -> list[Json]:
         """Return the changes that have an effect."""
         settings = plan.settings
-        is_useless = self.gpu_only and settings["use_cpu"]
-        return [] if is_useless else [value for value in self.changes(plan) if {**settings, **value} != {**settings}]
+        is_useless = self.gpu_only and settings.use_cpu
+        if is_useless:
+            return []
+        return [one for one in self.changes(plan) if any(getattr(settings, name) != new for name, new in one.items())]
 
 
 def _half(plan: MemoryPlan) -> Json:
     """Return the fields of weights in 16 bit. Without bfloat16, ``auto`` is float16."""
     if has_bfloat16(plan.machine.capability):
         return {"dtype": "bfloat16"}
-    return {"dtype": "auto"} if plan.settings["fp16"] else {}
+    return {"dtype": "auto"} if plan.settings.fp16 else {}
 
 
 def _fewer(number: int) -> list[int]:
@@ -66,11 +69,11 @@ def _engines(plan: MemoryPlan) -> list[Json]:
 def _adapters(plan: MemoryPlan) -> list[Json]:
     """Return an adapter in place of all weights, on a base in 16 and in 4 bit."""
     fields = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
-    return [] if plan.settings["use_peft"] else [fields | _half(plan), fields | QUANTISED | NESTED | _half(plan)]
+    return [] if plan.settings.use_peft else [fields | _half(plan), fields | QUANTISED | NESTED | _half(plan)]
 
 
 def _fewer_prompts(plan: MemoryPlan) -> list[Json]:
-    prompts = plan.settings["prompts_per_step"]
+    prompts = plan.settings.prompts_per_step
     name = "prompts_per_step" if prompts else "gradient_accumulation_steps"
     return [{name: n} for n in _fewer(prompts or plan.batch.steps)]
 
@@ -78,10 +81,10 @@ def _fewer_prompts(plan: MemoryPlan) -> list[Json]:
 def _completions(plan: MemoryPlan) -> Iterator[Json]:
     """Yield shorter completions. For vLLM each comes with the recipe's context, and with the shortest possible one."""
     settings, prompt = plan.settings, plan.machine.prompt
-    for length in (settings["max_completion_length"] // 2**k for k in range(1, 16)):
+    for length in (settings.max_completion_length // 2**k for k in range(1, 16)):
         if length >= SHORTEST:
-            yield {"max_completion_length": length, "vllm_max_model_length": settings["vllm_max_model_length"]}
-            if settings["use_vllm"]:
+            yield {"max_completion_length": length, "vllm_max_model_length": settings.vllm_max_model_length}
+            if settings.use_vllm:
                 yield {"max_completion_length": length, "vllm_max_model_length": prompt + length}
 
 
@@ -91,10 +94,10 @@ def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
     if not splits(settings):
         for n in batch.divisors(rows)[1:]:
             # With prompts_per_step the number of steps is solved.
-            steps = {} if settings["prompts_per_step"] else {"gradient_accumulation_steps": plan.batch.steps * n}
+            steps = {} if settings.prompts_per_step else {"gradient_accumulation_steps": plan.batch.steps * n}
             yield {"per_device_train_batch_size": rows // n, **steps}
         return
-    tokens = settings["max_tokens_per_micro_batch"] or rows * plan.sequence
+    tokens = settings.max_tokens_per_micro_batch or rows * plan.sequence
     # Layers whose memory is not linear in their tokens are measured at each size, which takes seconds.
     factor = 2 if plan.machine.shape.linear else 4
     # A completion stays whole, so a budget below the shortest sequence saves nothing.
@@ -110,9 +113,9 @@ NESTED: Json = {"use_bnb_nested_quant": True}
 # The cheapest for the user first.
 REMEDIES = (
     # Frozen weights lose almost no accuracy in 16 bit.
-    Remedy("dtype", lambda plan: [_half(plan)] if plan.settings["use_peft"] else [], gpu_only=True),
+    Remedy("dtype", lambda plan: [_half(plan)] if plan.settings.use_peft else [], gpu_only=True),
     # vLLM must have room for one sequence of its context, which is the model's by default.
-    Remedy("context", lambda plan: [{"vllm_max_model_length": plan.sequence}] if plan.settings["use_vllm"] else []),
+    Remedy("context", lambda plan: [{"vllm_max_model_length": plan.sequence}] if plan.settings.use_vllm else []),
     # With dropout, each row of a prefill contains its prompt.
     Remedy("dropout", lambda plan: [{"lora_dropout": 0.0}]),
     # Smaller passes keep the gradient. A GPU is less busy.
@@ -120,7 +123,7 @@ REMEDIES = (
     # From here, the run is slower. Layers are computed twice.
     Remedy("checkpointing", lambda plan: [{"gradient_checkpointing": True}]),
     # vLLM wakes up for each rollout.
-    Remedy("sleep", lambda plan: [{"vllm_enable_sleep_mode": True}] if plan.settings["use_vllm"] else []),
+    Remedy("sleep", lambda plan: [{"vllm_enable_sleep_mode": True}] if plan.settings.use_vllm else []),
     # The moments have 8 bit.
     Remedy("optimizer", lambda plan: [{"optim": "adamw_8bit"}], gpu_only=True),
     # Fewer rows share a read of the weights.
@@ -156,9 +159,9 @@ def suggest(plan: MemoryPlan, configs: Configs) -> Json:
         return {"suggestions": [], "best": None, "lacking": best.problems}
     # A field is named in the change that gives it its last value, if the recipe has another value. Fields that follow
     # from the GPU's number formats are always named: without an explicit ``bf16``, training would choose again.
-    last = {**_merged(changes), SHARE: best.settings[SHARE]}
-    unset = changes["forced"].keys() - plan.explicit
-    of_recipe = {name: value for name, value in plan.settings.items() if name not in unset}
+    last = {**_merged(changes), SHARE: best.settings.vllm_gpu_memory_utilization}
+    unset = changes["forced"].keys() - plan.settings.explicit
+    of_recipe = {name: value for name, value in plan.settings.values().items() if name not in unset}
     config = last.pop(CONFIG)
     chosen = [
         {name: last[name] for name, value in change.items() if last.get(name) == value != of_recipe.get(name)}
@@ -189,7 +192,7 @@ def climb(plan: MemoryPlan, configs: Configs) -> tuple[Changes, MemoryPlan]:
     # A GPU without bfloat16 leaves no choice, and neither do the positions that the model has.
     forced = dict(corrections(plan.settings, plan.machine.capability, plan.machine.family))
     length = (plan.machine.shape.max_tokens or plan.sequence) - plan.machine.prompt
-    if SHORTEST <= length < plan.settings["max_completion_length"]:
+    if SHORTEST <= length < plan.settings.max_completion_length:
         forced["max_completion_length"] = length
     starts: list[Changes] = [
         {"forced": forced, "config": {CONFIG: config}, "generation": generation}
@@ -221,10 +224,10 @@ def climb(plan: MemoryPlan, configs: Configs) -> tuple[Changes, MemoryPlan]:
     return nearest
 
 
-def _other_generation(settings: Settings) -> list[Json]:
+def _other_generation(settings: RunSettings) -> list[Json]:
     # transformers keeps the keys and values of all rows. vLLM computes as many rows at a time as its cache takes.
-    other = {"use_vllm": False} if settings["use_vllm"] else {"use_vllm": True, "vllm_mode": "colocate"}
-    return [] if settings["use_cpu"] else [other]
+    other = {"use_vllm": False} if settings.use_vllm else {"use_vllm": True, "vllm_mode": "colocate"}
+    return [] if settings.use_cpu else [other]
 
 
 def tuned(plan: MemoryPlan, configs: Configs, changes: Changes) -> MemoryPlan | None:

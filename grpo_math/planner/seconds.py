@@ -9,7 +9,6 @@ from typing import Any
 from grpo_math.planner import memory
 from grpo_math.planner.cards import Card
 from grpo_math.planner.memory_plan import MemoryPlan
-from grpo_math.settings.vllm import teacher_url
 
 
 def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
@@ -27,8 +26,8 @@ def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
     >>> from grpo_math.planner.memory import Precision
     >>> from grpo_math.settings.batch import Batch
     >>> shape = SimpleNamespace(total=10**9, active=10**9, matrices=10**9, vocab=0, hidden=0, tied=True)
-    >>> settings = {"max_completion_length": 100, "beta": 0.0, "num_iterations": 1, "max_steps": 3600, "tf32": None}
-    >>> settings |= {"load_in_4bit": False, "use_peft": True}
+    >>> from grpo_math.settings.run_settings import RunSettings
+    >>> settings = RunSettings({"max_completion_length": 100, "max_steps": 3600, "use_peft": True})
     >>> plan = SimpleNamespace(
     ...     machine=SimpleNamespace(shape=shape, prompt=50, teacher=None), settings=settings,
     ...     batch=Batch(8, 1, 8, 4, rollout=32), layout=Layout("transformers", 1, 0, 1, ""),
@@ -36,7 +35,7 @@ def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
     >>> card = Card(gb=24, tflops=100, bandwidth=1000, float32=10, capability=8.0)
     >>> least_time(plan, card)  # 0.136 + 0.2 seconds
     {'step_seconds': 0.34, 'hours': 0.34}
-    >>> settings |= {"use_peft": False, "max_steps": -1}
+    >>> plan.settings = settings.changed(use_peft=False, max_steps=-1)
     >>> least_time(plan, card)  # 0.204 + 0.2 seconds
     {'step_seconds': 0.4, 'hours': None}
 
@@ -47,29 +46,29 @@ def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
     0.2
     """
     machine, settings, batch, layout = plan.machine, plan.settings, plan.batch, plan.layout
-    shape, length = machine.shape, settings["max_completion_length"]
+    shape, length = machine.shape, settings.max_completion_length
     head = shape.vocab * shape.hidden
     looked_up = 0 if shape.tied else head  # an embedding of its own is not multiplied
     layers = shape.active - head - looked_up
-    in_16_bit = plan.precise.autocast or plan.precise.stream == 2 or settings["tf32"]
+    in_16_bit = plan.precise.autocast or plan.precise.stream == 2 or settings.tf32
     rate = 1e12 * (card.tflops if in_16_bit else card.float32)
     # A packed update computes each prompt once for its group, and the LM head for the completions alone.
     tokens = batch.total * length
     products = tokens * head + (tokens + batch.total / batch.generations * machine.prompt) * layers
-    update = products * (4 if settings["use_peft"] else 6)
-    if settings["beta"] > 0 and not (machine.teacher or teacher_url(settings)):
-        update += products * 2 / settings["num_iterations"]
+    update = products * (4 if settings.use_peft else 6)
+    if settings.beta > 0 and not (machine.teacher or settings.teacher_url):
+        update += products * 2 / settings.num_iterations
     # Generating one token in every row reads the weights once, and multiplies them with each row. The cards of a server
     # elsewhere are not known.
     width = plan.precise.stream if layout.generation == "transformers" else 2
     read = memory.weights(shape, settings, width) - width * (looked_up + shape.total - shape.active)
     gpus, elsewhere = layout.server or batch.processes, layout.generation == "server" and not layout.server
-    sampled = 0 if elsewhere else tokens / settings["num_iterations"]
+    sampled = 0 if elsewhere else tokens / settings.num_iterations
     reading = sampled / batch.rollout * read / (card.bandwidth * 1e9 * layout.tensor_parallel)
     multiplying = sampled * 2 * (layers + head) / (gpus * 1e12 * card.tflops)
     phases = update / (rate * batch.processes), max(reading, multiplying)
     step = max(phases) if layout.generation == "server" else sum(phases)
-    steps = settings["max_steps"]
+    steps = settings.max_steps
     return {"step_seconds": _rounded(step), "hours": _rounded(step * steps / 3600) if steps > 0 else None}
 
 

@@ -1,4 +1,4 @@
-"""A recipe -> the settings that affect memory, with the same defaults as in training.
+"""The settings that the plan supports, and those of DeepSpeed.
 
 Training checks the other fields.
 """
@@ -9,8 +9,9 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.generation.dtypes import automatic
 from grpo_math.settings.fields import defaults
+from grpo_math.settings.run_settings import RunSettings
 
-Settings = Mapping[str, Any]  # of a recipe, of an accelerate config or of DeepSpeed, by name
+Settings = Mapping[str, Any]  # of an accelerate config or of DeepSpeed, by name
 Json = dict[str, Any]
 
 
@@ -25,34 +26,37 @@ OPTIMIZERS = (
 UNKNOWN = ("fsdp", "bnb_4bit_quant_storage", "load_in_8bit", "pack_updates")
 
 
-def resolve(recipe: Settings, capability: float | None = None) -> Json:
-    """Return the recipe's fields with defaults. Raises `NotPlanned` for values that the plan does not support.
+def resolve(settings: RunSettings, capability: float | None = None) -> RunSettings:
+    """Return the settings with the number formats of a GPU. Raises `NotPlanned` for values that the plan does not
+    support.
 
     ``capability``: the compute capability of the GPU, if known.
 
     settings/recipe.py has already checked each field.
 
-    >>> resolve({"model_name_or_path": "embedded"})["per_device_train_batch_size"]
-    8
-    >>> resolve({"optim": "adamw"})
+    >>> resolve(RunSettings({"dtype": "auto", "use_peft": True}), capability=7.5).dtype
+    'float16'
+    >>> resolve(RunSettings({"optim": "adamw"}))
     Traceback (most recent call last):
     ...
     grpo_math.planner.settings.NotPlanned: optim='adamw' is not known to the plan: use one of adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
-    settings = {**defaults(), **recipe}
-    settings |= automatic(settings, capability)
-    kernel, in_4bit = settings["attn_implementation"] or "sdpa", settings["load_in_4bit"]
+    settings = settings.derived(**automatic(settings, capability))
+    kernel, in_4bit = settings.attn_implementation or "sdpa", settings.load_in_4bit
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {
         "attn_implementation": (kernel == "sdpa" or "flash" in str(kernel), "use sdpa or flash_attention_2"),
-        "optim": (settings["optim"] in OPTIMIZERS, optimizers),
-        "load_in_4bit": (settings["use_peft"] or not in_4bit, "set use_peft to true"),
-        **{name: (settings[name] in (None, defaults()[name]), "leave it out to plan the rest") for name in UNKNOWN},
+        "optim": (settings.optim in OPTIMIZERS, optimizers),
+        "load_in_4bit": (settings.use_peft or not in_4bit, "set use_peft to true"),
+        **{
+            name: (getattr(settings, name) in (None, defaults()[name]), "leave it out to plan the rest")
+            for name in UNKNOWN
+        },
     }
     for name, (known, remedy) in refusals.items():
         if not known:
-            raise NotPlanned(name, settings[name], "is not known to the plan", remedy)
+            raise NotPlanned(name, getattr(settings, name), "is not known to the plan", remedy)
     return settings
 
 

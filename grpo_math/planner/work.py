@@ -48,20 +48,20 @@ class Work(NamedTuple):
         return 1, tokens, tokens + sum(prompt * len(lengths) for prompt, lengths in self.groups)
 
 
-def tiles(shape: Shape, settings: Settings, tokens: int) -> int:
+def tiles(shape: Shape, settings: RunSettings, tokens: int) -> int:
     """Return the number of token tiles in which trainer/tiled_mlp.py computes an MLP."""
     # tiled_mlp.py does not tile layers with DoRA, nor in updates without checkpointing, where each tile would keep its
     # tensors.
-    untiled = settings["use_dora"] or not settings["gradient_checkpointing"]
+    untiled = settings.use_dora or not settings.gradient_checkpointing
     return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not untiled else 1
 
 
-def splits(settings: Settings) -> bool:
+def splits(settings: RunSettings) -> bool:
     """Return True if training splits a micro-batch by a token budget."""
-    return not (settings["router_aux_loss_coef"] or RunSettings(settings).needs_whole_micro_batches)
+    return not (settings.router_aux_loss_coef or settings.needs_whole_micro_batches)
 
 
-def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int) -> Work:
+def largest(machine: Machine, settings: RunSettings, batch: Batch, zero_stage: int) -> Work:
     """Return the largest micro-batch that the trainer can make: completions of full length, up to the token budget.
 
     The budget is ``max_tokens_per_micro_batch``, or the size of TRL's padded micro-batch: rows x (prompt + completion).
@@ -70,11 +70,10 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     Eight completions of 100 tokens for each of four prompts of 100 tokens. Eight padded rows have 1,600 tokens:
 
     >>> from types import SimpleNamespace
-    >>> from grpo_math.settings.fields import defaults
     >>> machine, batch = SimpleNamespace(shape=SimpleNamespace(tiled=True), prompt=100), Batch(8, 1, 8, 4, 32)
-    >>> settings = defaults() | {"max_completion_length": 100, "num_generations": 8}
+    >>> settings = RunSettings({"max_completion_length": 100, "num_generations": 8})
     >>> for budget in (0, 500, 50, 10**6):
-    ...     work = largest(machine, {**settings, "max_tokens_per_micro_batch": budget}, batch, zero_stage=0)
+    ...     work = largest(machine, settings.changed(max_tokens_per_micro_batch=budget), batch, zero_stage=0)
     ...     [(prompt, len(lengths), lengths[-1]) for prompt, lengths in work.groups], work.sizes[1], work.tiles
     ([(99, 8, 100), (99, 7, 2)], 1600, 1)
     ([(99, 5, 1)], 500, 1)
@@ -84,17 +83,17 @@ def largest(machine: Machine, settings: Settings, batch: Batch, zero_stage: int)
     An entropy bonus, and the auxiliary loss of a mixture of experts, need TRL's micro-batches:
 
     >>> whole = ({"entropy_coef": 0.1}, {"router_aux_loss_coef": 0.001})
-    >>> budget = {"max_tokens_per_micro_batch": 500}
-    >>> [largest(machine, {**settings, **budget, **one}, batch, zero_stage=0).sizes[1] for one in whole]
+    >>> small = settings.changed(max_tokens_per_micro_batch=500)
+    >>> [largest(machine, small.changed(**one), batch, zero_stage=0).sizes[1] for one in whole]
     [1600, 1600]
 
     Under ZeRO-3 an MLP is not tiled:
 
-    >>> largest(machine, {**settings, "max_tokens_per_micro_batch": 10**6}, batch, zero_stage=3).tiles
+    >>> largest(machine, settings.changed(max_tokens_per_micro_batch=10**6), batch, zero_stage=3).tiles
     1
     """
-    length, group, prompt = settings["max_completion_length"], settings["num_generations"], machine.prompt
-    budget = (splits(settings) and settings["max_tokens_per_micro_batch"]) or batch.rows * (prompt + length)
+    length, group, prompt = settings.max_completion_length, settings.num_generations, machine.prompt
+    budget = (splits(settings) and settings.max_tokens_per_micro_batch) or batch.rows * (prompt + length)
     full, last = largest_micro_batch(budget, prompt, length, group, batch.rows * batch.steps)
     lengths = [*[length] * full, *[last] * bool(last)]
     groups = [(prompt - 1, lengths[start : start + group]) for start in range(0, len(lengths), group)]

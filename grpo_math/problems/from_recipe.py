@@ -15,6 +15,7 @@ from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
 from grpo_math.problems.stored import remembered, rows_with
 from grpo_math.run.resume import problem_hashes, short_hash
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import is_table
 
 HELDOUT_N = 64  # problems in an evaluation during training
@@ -65,33 +66,23 @@ ENTRY_KEYS: dict[str, tuple[type, ...]] = {  # the keys of an entry of heldout, 
 }
 
 
-def evaluates(settings: Mapping[str, Any]) -> bool:
-    """Return True if a run evaluates during training."""
-    return bool(settings["heldout_every"] or settings["eval_on_start"] or settings["eval_strategy"] != "no")
-
-
-def evaluates_default_set(settings: Mapping[str, Any]) -> bool:
-    """Return True if a run evaluates during training on problems of ``eval_dataset``, because ``heldout`` is empty."""
-    return evaluates(settings) and not settings["heldout"]
-
-
-def evaluation_settings(s: Mapping[str, Any]) -> dict[str, Any]:
+def evaluation_settings(s: RunSettings) -> dict[str, Any]:
     """Return the settings of transformers that follow from a recipe's: when to evaluate, and what the best model is.
 
-    >>> s = {"heldout_every": 5, "heldout": [{"data": "math500"}], "metric_for_best_model": None, "keep_best": True}
-    >>> derived = evaluation_settings({**s, "save_total_limit": None})
+    >>> s = RunSettings({"heldout_every": 5, "heldout": [{"data": "math500"}], "keep_best": True})
+    >>> derived = evaluation_settings(s)
     >>> derived["eval_strategy"], derived["eval_steps"], derived["metric_for_best_model"]
     ('steps', 5, 'eval_math500_accuracy')
     """
     # TRL requires the batches of its evaluation to consist of whole groups. Held-out sets use other batches.
-    derived: dict[str, Any] = {"num_generations_eval": 1} if evaluates(s) else {}
-    if s["heldout_every"]:
-        derived |= {"eval_strategy": "steps", "eval_steps": s["heldout_every"]}
+    derived: dict[str, Any] = {"num_generations_eval": 1} if s.evaluates else {}
+    if s.heldout_every:
+        derived |= {"eval_strategy": "steps", "eval_steps": s.heldout_every}
     # transformers' default is the loss, which held-out sets do not have.
-    has_best = s["keep_best"] or s["load_best_model_at_end"] or s["save_strategy"] == "best"
-    if s["metric_for_best_model"] is None and (has_best or s["lr_scheduler_type"] == "reduce_lr_on_plateau"):
+    has_best = s.keep_best or s.load_best_model_at_end or s.save_strategy == "best"
+    if s.metric_for_best_model is None and (has_best or s.lr_scheduler_type == "reduce_lr_on_plateau"):
         derived["metric_for_best_model"] = first_accuracy(s)
-    if s["keep_best"] and s["save_total_limit"] == 1:
+    if s.keep_best and s.save_total_limit == 1:
         # With a limit of 1, transformers deletes all checkpoints but the best at the end of its loop, before the run
         # has ended.
         derived["save_total_limit"] = 2
@@ -112,22 +103,22 @@ def checked_entries(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[st
     return entries
 
 
-def first_accuracy(s: Mapping[str, Any]) -> str:
+def first_accuracy(s: RunSettings) -> str:
     """Return the name of the accuracy of the first set that is evaluated during training."""
-    data = s["heldout"][0].get("data") if s["heldout"] else s["eval_dataset"] or s["dataset"]
+    data = s.heldout[0].get("data") if s.heldout else s.eval_dataset or s.dataset
     return f"eval_{folder_name(str(data))}_accuracy"
 
 
 @dataclass
 class RecipeProblems:
-    """The problems of a recipe. Each set is read once, at its first use. ``settings`` has every field of the recipe."""
+    """The problems of a recipe. Each set is read once, at its first use."""
 
-    settings: Mapping[str, Any]
+    settings: RunSettings
 
     @cached_property
     def template(self) -> Template:
         """The prompt template. Raises `ConfigError` if a prompt cannot be made."""
-        return recipe_template(self.settings)
+        return recipe_template(self.settings.values())
 
     @property
     def rows(self) -> Any:
@@ -140,10 +131,10 @@ class RecipeProblems:
         """The training problems, and the problems of the same file that are held out for evaluation."""
         s = self.settings
         fields = {"split": "dataset_split", "limit": "dataset_limit"}
-        split, limit = s["dataset_split"], s["dataset_limit"]
-        rows = self._load(fields, s["dataset"], split, s["columns"], problem_table, limit=limit, seed=s["seed"])
-        is_named = s["eval_dataset"] or "[" in s["dataset_split"] or "[" in s["eval_split"]
-        if is_named or not is_table(s["dataset"]) or not (s["eval_n"] != 0 or evaluates_default_set(s)):
+        split, limit = s.dataset_split, s.dataset_limit
+        rows = self._load(fields, s.dataset, split, s.columns, problem_table, limit=limit, seed=s.seed)
+        is_named = s.eval_dataset or "[" in s.dataset_split or "[" in s.eval_split
+        if is_named or not is_table(s.dataset) or not (s.eval_n != 0 or s.evaluates_default_set):
             return rows, []
         positions = remembered(rows, "held_out", lambda: _held_out(rows))
         return stored.without(rows, positions), self._select(rows, positions)
@@ -172,7 +163,7 @@ class RecipeProblems:
                 split,
                 columns=columns,
                 template=self.template,
-                skip_bad_rows=self.settings["skip_bad_rows"],
+                skip_bad_rows=self.settings.skip_bad_rows,
                 **options,
             )
 
@@ -186,7 +177,8 @@ class RecipeProblems:
 
     def _to_evaluate(self, limit: int) -> HeldOutSet:
         """Load problems of the set that is evaluated before and after training: one greedy completion of each."""
-        s, prefix = self.settings, "eval_" if self.settings["eval_dataset"] else ""
+        s, prefix = self.settings, "eval_" if self.settings.eval_dataset else ""
+        dataset, columns = (s.eval_dataset, s.eval_columns) if s.eval_dataset else (s.dataset, s.columns)
         # A file has one split. If the recipe evaluates without naming problems, some of the file's are held out.
         rows = self._divided[1]
         if not rows:
@@ -196,17 +188,17 @@ class RecipeProblems:
                 "split": "eval_split",
                 "limit": "eval_n",
             }
-            rows = self._load(fields, s[f"{prefix}dataset"], s["eval_split"], s[f"{prefix}columns"], limit=limit)
-        return HeldOutSet(s[f"{prefix}dataset"], s["eval_split"], rows, samples=1, temperature=0.0)
+            rows = self._load(fields, dataset, s.eval_split, columns, limit=limit)
+        return HeldOutSet(dataset, s.eval_split, rows, samples=1, temperature=0.0)
 
     @cached_property
     def evaluation(self) -> EvaluationPlan:
         """The problems of the evaluations before, during and after training. They are not trained on."""
         s, held_out = self.settings, self._divided[1]
-        n, lines = EVAL_N if s["eval_n"] is None else s["eval_n"], []
+        n, lines = EVAL_N if s.eval_n is None else s.eval_n, []
         if held_out:
             lines.append(
-                f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s['dataset']} are held out of "
+                f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s.dataset} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
         compared = None
@@ -215,11 +207,11 @@ class RecipeProblems:
                 compared = self._to_evaluate(n)
                 compared = compared._replace(rows=compared.rows[:n])
         except UserError as error:
-            if s["eval_n"] or evaluates_default_set(s):
+            if s.eval_n or s.evaluates_default_set:
                 raise
             # The recipe does not name these problems, so the run does not need them.
             lines.append(f"no evaluation before and after training: {error}; set eval_dataset to other problems")
-        if compared and s["eval_n"] is None:
+        if compared and s.eval_n is None:
             lines.append(
                 f"before and after training {len(compared.rows)} problems of {compared.data}, {compared.split}, "
                 f"are evaluated: {2 * len(compared.rows)} additional completions (eval_n: 0 turns it off)"
@@ -232,17 +224,17 @@ class RecipeProblems:
     def _during(self, compared: HeldOutSet | None) -> list[HeldOutSet]:
         """Return the sets of the evaluations during training, without problems of ``compared`` if others are left."""
         s, taken = self.settings, {row["problem"] for row in compared.rows} if compared else set()
-        entries = checked_entries(s["heldout"])
+        entries = checked_entries(s.heldout)
 
         def others(rows: list[Problem], n: int | None) -> list[Problem]:
             return ([row for row in rows if row["problem"] not in taken] or rows)[:n]
 
-        if evaluates_default_set(s):
+        if s.evaluates_default_set:
             # A larger draw contains a smaller one, so that this many other problems are drawn.
             default = self._to_evaluate(HELDOUT_N + (len(compared.rows) if compared else 0))
             return [default._replace(rows=others(default.rows, HELDOUT_N))]
         sets = []
-        for entry in entries if evaluates(s) else ():
+        for entry in entries if s.evaluates else ():
             n, split = entry.get("n"), entry.get("split", "test")
             more = len(compared.rows) if compared and (entry["data"], split) == (compared.data, compared.split) else 0
             fields = dict.fromkeys(("dataset", "split", "columns", "limit"), "heldout")

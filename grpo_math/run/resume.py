@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError
 from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, remove_unfinished, unfinished
 from grpo_math.run.files import replace_text
+from grpo_math.settings.fields import fields
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.addresses import is_url
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.yaml_files import read_yaml
@@ -74,13 +76,13 @@ def checkpoint_of_script(run_dir: Path, requested: Any) -> Any:
     return str(finished[0][1]) if requested is True and finished else requested
 
 
-def explicit_settings(settings: Mapping[str, Any], explicit: set[str]) -> dict[str, Any]:
+def explicit_settings(settings: RunSettings) -> dict[str, Any]:
     """Return the settings in the recipe and on the command line, as config.yaml keeps them.
 
-    >>> explicit_settings({"seed": 1, "beta": 0.0, "hub_token": "hf_x"}, {"seed", "hub_token"})
+    >>> explicit_settings(RunSettings({"seed": 1, "hub_token": "hf_x"}))
     {'seed': 1}
     """
-    return json.loads(json.dumps(without_secrets({name: settings[name] for name in sorted(explicit)}), default=str))
+    return json.loads(json.dumps(without_secrets(settings.explicit_values()), default=str))
 
 
 def run_config(run_dir: Path) -> dict[str, Any] | None:
@@ -91,27 +93,24 @@ def run_config(run_dir: Path) -> dict[str, Any] | None:
     return {} if (run_dir / "history.jsonl").exists() or checkpoints(run_dir) else None
 
 
-def changed(config: Mapping[str, Any], settings: Mapping[str, Any], explicit: set[str], fields: Any) -> list[str]:
+def changed(config: Mapping[str, Any], settings: RunSettings) -> list[str]:
     """Return ``field: before -> now`` for each setting that differs from config.yaml. A setting that is not in the
-    recipe has its default. ``fields``: those of a recipe (settings/fields.py) by name, with what may change.
+    recipe has its default.
 
-    >>> from types import SimpleNamespace as Field
-    >>> fields = {"seed": Field(default=42, resume=""), "save_steps": Field(default=500, resume="may_change")}
-    >>> changed({"stated": {"seed": 1, "save_steps": 5}}, {"seed": 2}, {"seed"}, fields)
+    >>> changed({"stated": {"seed": 1, "save_steps": 5}}, RunSettings({"seed": 2}))
     ['seed: 1 -> 2']
 
     A teacher may be on another server:
 
-    >>> fields, names = {"reference_model": Field(default=None, resume="")}, ("http://node2:8001", "base")
     >>> config = {"stated": {"reference_model": "http://node1:8001"}}
-    >>> [changed(config, {"reference_model": name}, {"reference_model"}, fields) for name in names]
+    >>> [changed(config, RunSettings({"reference_model": name})) for name in ("http://node2:8001", "base")]
     [[], ['reference_model: http://node1:8001 -> base']]
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
-    now = explicit_settings(settings, explicit)
+    now = explicit_settings(settings)
     lines = []
     for name in sorted(before.keys() | now.keys()):
-        field = fields.get(name)
+        field = fields().get(name)
         if field and field.resume == "may_change":
             continue
         # Convert the default as config.yaml does: a tuple among the defaults equals a list in a recipe.
@@ -144,12 +143,12 @@ def changed_problems(run_dir: Path, now: str) -> list[str]:
     return [] if before == now else ["the dataset: {} problems -> {} problems, not all the same".format(*counts)]
 
 
-def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str, fields: Any) -> None:
+def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
     """Raise `ConfigError` if the run in a folder differs in these ``lines``, unless ``resume`` is force.
 
     Force does not help if the checkpoints are of other weights.
     """
-    fixed = {"distributed_type", *(name for name, field in fields.items() if field.resume == "must_match")}
+    fixed = {"distributed_type", *(name for name, field in fields().items() if field.resume == "must_match")}
     if refused := [line for line in lines if line.partition(":")[0] in fixed]:
         reason = f"contains a run whose checkpoints do not fit these settings ({'; '.join(refused)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")

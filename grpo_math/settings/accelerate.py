@@ -16,19 +16,18 @@ OFFLOAD = ("offload_optimizer", "offload_param")
 ZERO = ("zero2", "zero2_offload", "zero3", "zero3_offload")
 
 
-def deepspeed_config(settings: Mapping[str, Any], accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the DeepSpeed settings of a run: the recipe's field ``deepspeed``, or those of the accelerate config.
+def deepspeed_config(value: Any, accelerate: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the DeepSpeed settings of a run: ``value``, the recipe's field, or those of the accelerate config.
 
-    >>> deepspeed_config({"deepspeed": "deepspeed/zero3.json"}, None)["zero_optimization"]["stage"]
+    >>> deepspeed_config("deepspeed/zero3.json", None)["zero_optimization"]["stage"]
     3
-    >>> deepspeed_config({"deepspeed": None}, {"distributed_type": "MULTI_GPU"}) is None
+    >>> deepspeed_config(None, {"distributed_type": "MULTI_GPU"}) is None
     True
     >>> accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"offload_param_device": "cpu"}}
-    >>> zero = deepspeed_config({"deepspeed": None}, accelerate)["zero_optimization"]
+    >>> zero = deepspeed_config(None, accelerate)["zero_optimization"]
     >>> zero["stage"], zero["offload_optimizer"], zero["offload_param"]
     (2, {'device': 'none'}, {'device': 'cpu'})
     """
-    value = settings["deepspeed"]
     if value is None and accelerate and accelerate.get("distributed_type") == "DEEPSPEED":
         # accelerate takes a DeepSpeed file, or a few settings with these defaults.
         short = accelerate.get("deepspeed_config") or {}
@@ -56,14 +55,14 @@ def accelerate_config(name: str) -> dict[str, Any]:
     return config
 
 
-def shipped_configs(recipe: Mapping[str, Any]) -> dict[str, Mapping[str, Any] | None]:
+def shipped_configs(settings: RunSettings) -> dict[str, Mapping[str, Any] | None]:
     """Return the accelerate configs that `grpo-math train` tries, in order. The first is no config.
 
-    >>> list(shipped_configs({}))
+    >>> list(shipped_configs(RunSettings({})))
     ['', 'zero2', 'zero2_offload', 'zero3', 'zero3_offload']
     """
-    if recipe.get("deepspeed") or recipe.get("fsdp") or recipe.get("use_cpu"):
+    if settings.deepspeed or settings.fsdp or settings.use_cpu:
         return {"": None}
-    excluded = RunSettings(recipe).needing_whole  # checks/training.py rejects them under ZeRO-3 without vLLM
-    names = [name for name in ZERO if not (excluded and name.startswith("zero3"))]
+    # checks/training.py rejects settings that need the whole model under ZeRO-3.
+    names = [name for name in ZERO if not (settings.needing_whole and name.startswith("zero3"))]
     return {"": None, **{name: accelerate_config(name) for name in names}}

@@ -9,11 +9,12 @@ The caller gives a limit of the rows that fit into memory. fields.py checks type
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
+from grpo_math.settings.run_settings import RunSettings
 
 
 class Batch(NamedTuple):
@@ -92,28 +93,27 @@ use 4, or start 1, 3, 5 or 15 processes
     return share // steps, steps
 
 
-def plan(settings: Mapping[str, Any], explicit: Collection[str], processes: int) -> Batch:
+def plan(settings: RunSettings, processes: int) -> Batch:
     """Return the batch that TRL's fields and ``prompts_per_step`` define. Raises `ConfigError` if they contradict.
 
-    ``settings`` has all six fields, and ``explicit`` names the fields that the user set. With ``prompts_per_step``, an
-    explicit ``per_device_train_batch_size`` is a limit, and explicit ``gradient_accumulation_steps`` have to fit.
+    With ``prompts_per_step``, an explicit ``per_device_train_batch_size`` is a limit, and explicit
+    ``gradient_accumulation_steps`` have to fit.
 
-    >>> fields = {"prompts_per_step": 16, "num_generations": 8, "per_device_train_batch_size": 4,
-    ...           "gradient_accumulation_steps": 1, "generation_batch_size": None, "steps_per_generation": None}
-    >>> plan(fields, {"prompts_per_step", "per_device_train_batch_size"}, processes=2)
+    >>> plan(RunSettings({"prompts_per_step": 16, "per_device_train_batch_size": 4}), processes=2)
     Batch(generations=8, processes=2, rows=4, steps=16, rollout=128)
-    >>> plan({**fields, "prompts_per_step": 0}, {"per_device_train_batch_size"}, processes=2).line("GPU")
+    >>> plan(RunSettings({"per_device_train_batch_size": 4}), processes=2).line("GPU")
     '1 prompt x 8 completions = 8 = 2 GPUs x 4 rows x 1 step'
     """
-    prompts, generations = settings["prompts_per_step"], settings["num_generations"]
-    rows, steps = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    explicit = settings.explicit
+    prompts, generations = settings.prompts_per_step, settings.num_generations
+    rows, steps = settings.per_device_train_batch_size, settings.gradient_accumulation_steps
     if prompts:
         fixed_steps = steps if "gradient_accumulation_steps" in explicit else None
         # If only the steps are set, the rows follow from them: a default is not a limit.
         limit = rows if fixed_steps is None or "per_device_train_batch_size" in explicit else None
         rows, steps = solve(prompts, generations, processes, limit, fixed_steps)
     batch = Batch(generations, processes, rows, steps, processes * rows * steps)
-    rollout, per_rollout = settings["generation_batch_size"], settings["steps_per_generation"]
+    rollout, per_rollout = settings.generation_batch_size, settings.steps_per_generation
     if rollout is not None and per_rollout is not None:
         reason = f"and steps_per_generation={per_rollout} say the same twice"
         raise ConfigError("generation_batch_size", rollout, reason, "give one")
@@ -141,10 +141,10 @@ def plan(settings: Mapping[str, Any], explicit: Collection[str], processes: int)
     return batch
 
 
-def divides(settings: Mapping[str, Any], explicit: Collection[str], processes: int) -> bool:
+def divides(settings: RunSettings, processes: int) -> bool:
     """Return True if the batch can be divided evenly by a number of processes."""
     with suppress(ConfigError):
-        return plan(settings, explicit, processes).processes > 0
+        return plan(settings, processes).processes > 0
     return False
 
 
@@ -155,13 +155,8 @@ def batch_from(settings: Mapping[str, Any], processes: int) -> Batch:
     >>> batch_from({**settings, "generation_batch_size": 32}, processes=2)
     Batch(generations=8, processes=2, rows=4, steps=2, rollout=32)
     """
-    return Batch(
-        settings["num_generations"],
-        processes,
-        settings["per_device_train_batch_size"],
-        settings["gradient_accumulation_steps"],
-        settings["generation_batch_size"],
-    )
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "generation_batch_size")
+    return Batch(settings["num_generations"], processes, *(settings[name] for name in names))
 
 
 def divisors(number: int) -> list[int]:

@@ -53,19 +53,6 @@ class Recipe(NamedTuple):
             raise self.problems[0]
         return self
 
-    # Until every reader of a setting uses its attribute
-
-    @property
-    def values(self) -> Any:
-        return self.settings
-
-    @property
-    def explicit(self) -> set[str]:
-        return {*self.settings.explicit}
-
-    def explicit_values(self) -> dict[str, Any]:
-        return self.settings.explicit_values()
-
 
 def read(argv: Sequence[str]) -> Recipe:
     """Return the settings of ``--config RECIPE --method NAME --FIELD VALUE ...``. The method wins over the recipe, and

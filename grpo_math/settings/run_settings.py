@@ -79,20 +79,3 @@ class RunSettings(ProgramFields, TrainerFields, ModelConfig):
     def sends_adapter(self) -> bool:
         """Return True if only the adapter is sent to the vLLM server. Otherwise TRL sends all weights over NCCL."""
         return self.use_peft and self.vllm_sync == "adapter"
-
-    # Until every reader of a setting uses its attribute
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def __contains__(self, name: str) -> bool:
-        return name in vars(self)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
-
-    def keys(self) -> Any:
-        return self.values().keys()
-
-    def __iter__(self) -> Any:
-        return iter(self.values())

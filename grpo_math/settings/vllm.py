@@ -283,32 +283,3 @@ PROGRAM_RULES = [
         }.items()
     ),
 ]
-
-
-# Until every reader has `RunSettings`
-
-
-def _settings(recipe: Mapping[str, Any]) -> Any:
-    from grpo_math.settings.run_settings import RunSettings
-
-    return recipe if isinstance(recipe, RunSettings) else RunSettings(recipe)
-
-
-def generates(recipe: Any) -> str:
-    return str(_settings(recipe).generation)
-
-
-def starts_server(recipe: Any) -> bool:
-    return bool(_settings(recipe).starts_server)
-
-
-def external_server(recipe: Any) -> str:
-    return str(_settings(recipe).external_server)
-
-
-def teacher_url(recipe: Any) -> str:
-    return str(_settings(recipe).teacher_url)
-
-
-def sends_adapter(recipe: Any) -> bool:
-    return bool(_settings(recipe).sends_adapter)

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from grpo_math.planner.devices import Layout
 from grpo_math.settings import shipped
 from grpo_math.settings.fields import most_used
 from grpo_math.settings.recipe import read_and_set_env
-from grpo_math.settings.vllm import sends_adapter, starts_server
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port, physical_cores
 from grpo_math.system.signals import (
@@ -78,18 +78,17 @@ def run(args: argparse.Namespace) -> int:
 def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
     """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read_and_set_env(fields)
-    recipe = parsed.raise_first_problem().explicit_values()
-    gpus = gpus_of(recipe, count)
-    serves = starts_server(recipe)
-    layout, config = choose_layout(recipe, gpus, accelerate_config, serves)
+    settings = parsed.raise_first_problem().settings
+    gpus = gpus_of(settings, count)
+    layout, config = choose_layout(settings, gpus, accelerate_config)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     with handling(STOPPING, end_at_once):
         # Refuse before a server is started, which takes minutes, and before torch is imported.
         setup = Setup(parsed, accelerate=config.content if config else {})
         warned = warning_lines(setup, checks_of_training(START, EARLY))
-        if config is not None or serves:
-            return _launch(recipe, fields, layout, config, used, warned)
+        if config is not None or settings.starts_server:
+            return _launch(settings, fields, layout, config, used, warned)
         # CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
         from grpo_math.train.program import main
@@ -98,7 +97,7 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
 
 
 def _launch(
-    recipe: Mapping[str, Any],
+    settings: RunSettings,
     fields: Sequence[str],
     layout: Layout,
     config: Config | None,
@@ -109,20 +108,21 @@ def _launch(
     # The stack stops training first. The server is needed until training has ended.
     with ended_by_signals(EX_TEMPFAIL), contextlib.ExitStack() as stack:
         server = None
-        if starts_server(recipe):
+        if settings.starts_server:
             # Server and training inherit the key from this process.
             make_key()
-            log = Path(str(recipe.get("output_dir") or "trainer_output")) / "vllm_server.log"
-            server = ServerProcess(*server_start(recipe, layout, used[: layout.server], choose_port(recipe, 0)), log)
+            port = choose_port(settings.stated("vllm_server_port"), 0)
+            log = Path(settings.output_dir or "trainer_output") / "vllm_server.log"
+            server = ServerProcess(*server_start(settings, layout, used[: layout.server], port), log)
             stack.callback(server.stop)
-            server.wait(float(recipe.get("vllm_server_timeout") or STARTUP))
-            fields = [*fields, "--vllm_server_base_url", server.url, *group_port(recipe)]
+            server.wait(settings.stated("vllm_server_timeout") or STARTUP)
+            fields = [*fields, "--vllm_server_base_url", server.url, *group_port(settings)]
         variables = {**environment(used[layout.server :]), WARNED: json.dumps(warned)}
         if not used:  # torch's launcher would give each process one thread
             variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
         training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)
         stack.callback(training.stop)
-        code = _watch(training, server, may_restart=sends_adapter(recipe))
+        code = _watch(training, server, may_restart=settings.sends_adapter)
         # A killed process prints nothing. For several processes ranks.py reports the end.
         if config is None and code == 128 + signal.SIGKILL:
             print("error: training was ended by SIGKILL: the same command starts it again", file=sys.stderr)

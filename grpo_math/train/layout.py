@@ -4,7 +4,7 @@ launcher.py and serve.py start the processes.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.planner.devices import Layout
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings import accelerate
-from grpo_math.settings.fields import defaults
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import accelerate_file
 from grpo_math.system.gpus import Gpu, first_gpus
 from grpo_math.system.machine import SLEEPING_THREADS, versions
@@ -22,9 +22,9 @@ from grpo_math.system.streams import say
 WARNED = "GRPO_MATH_WARNED"  # variable of the training processes: the warnings of the checks that the launcher has made
 
 
-def gpus_of(recipe: Mapping[str, Any], count: int | None) -> list[Gpu]:
+def gpus_of(settings: RunSettings, count: int | None) -> list[Gpu]:
     """Return the first ``count`` GPUs of this machine, or all; none if the recipe is for the CPU."""
-    if recipe.get("use_cpu"):
+    if settings.use_cpu:
         if count:
             raise ConfigError("gpus", count, "contradicts use_cpu=True", "leave one of them out")
         return []
@@ -60,15 +60,13 @@ def _config(name: str) -> Config:
     return Config(path, content)
 
 
-def choose_layout(
-    recipe: Mapping[str, Any], gpus: Sequence[Gpu], requested: str | None, serves: bool
-) -> tuple[Layout, Config | None]:
+def choose_layout(settings: RunSettings, gpus: Sequence[Gpu], requested: str | None) -> tuple[Layout, Config | None]:
     """Return the layout and its accelerate config (None: a single process without one). Print both, and why."""
     config = _config(requested) if requested is not None else None
     if not gpus:
         processes = int(config.content.get("num_processes") or 1) if config else 1
-        return Layout("server" if serves else "transformers", processes, 0, 1, "on the CPU"), config
-    layout, config, problems = _planned(recipe, gpus, config)
+        return Layout("server" if settings.starts_server else "transformers", processes, 0, 1, "on the CPU"), config
+    layout, config, problems = _planned(settings, gpus, config)
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")
     say("layout", f"{roles(layout, gpus)} ({layout.why})")
@@ -80,19 +78,19 @@ def choose_layout(
 
 
 def _planned(
-    recipe: Mapping[str, Any], gpus: Sequence[Gpu], requested: Config | None
+    settings: RunSettings, gpus: Sequence[Gpu], requested: Config | None
 ) -> tuple[Layout, Config | None, Sequence[str]]:
     """Return the layout, the accelerate config that was requested or is the first that fits, and what may not fit."""
     configs: dict[str, Config | None] = {"": requested}
     if requested is None and "deepspeed" in versions():
-        configs |= {name: _config(name) for name in accelerate.shipped_configs(recipe) if name}
+        configs |= {name: _config(name) for name in accelerate.shipped_configs(settings) if name}
     contents = {name: config.content if config else None for name, config in configs.items()}
     try:
         # The plan counts all GPUs alike, so the smallest one decides.
-        name, plan = planner.choose(recipe, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+        name, plan = planner.choose(settings, contents, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
     except NotPlanned as error:
         say("plan", str(error))
-        layout = planner.unplanned_layout({**defaults(), **recipe}, set(recipe), len(gpus))
+        layout = planner.unplanned_layout(settings, len(gpus))
         return layout._replace(why="the plan cannot compute this recipe's memory"), requested, []
     return plan.layout, configs[name], plan.problems
 

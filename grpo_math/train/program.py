@@ -56,8 +56,8 @@ from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
 from grpo_math.settings.batch import batch_from
 from grpo_math.settings.own import ProgramFields
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import find
-from grpo_math.settings.vllm import generates
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.train import heldout
@@ -111,7 +111,7 @@ def build_settings(read: recipe.Recipe, warned: list[str] | None = None) -> Sett
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
     setup = Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1)))
     warning_lines(setup, checks_of_training(START) if warned is None else ())
-    _lay_out_memory(read.explicit_values())
+    _lay_out_memory(read.settings)
     for note in read.notes:
         _say(f"warning: {note}")
     for line in read.replaced:
@@ -191,7 +191,7 @@ class TrainingRun:
 
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings = settings
-        self.arguments = settings.run
+        self.run = settings.run
         self.config = settings.config
         self.run_dir = run_dir
         self.target = run_dir / ("adapter" if settings.model.use_peft else "model")
@@ -220,17 +220,17 @@ class TrainingRun:
         config, setup, model = self.config, self.setup, self.settings.model
         # The checks go from cheap to expensive: an impossible recipe is refused before a problem is read, and a bad
         # data set, reward or folder before weights are downloaded and loaded.
-        arguments = self.arguments
-        probe(arguments, config)
-        self.tools = toolbox(arguments.tools, arguments.python, config.max_tool_calling_iterations)
+        run = self.run
+        probe(run, config)
+        self.tools = toolbox(run.tools, run.python, config.max_tool_calling_iterations)
         checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
         lines = [*(warned or ()), *agree_warning_lines(setup, checks)]
-        rewards = [load_reward(name) for name in arguments.rewards] or [no_reward]
+        rewards = [load_reward(name) for name in run.rewards] or [no_reward]
         # Not earlier, because a rejected run prints one line.
         for line in [*lines, *agree_warning_lines(setup, checks_of_training(TOKENIZER))]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
-        use = lock.refuse_used if arguments.dry_run else lock.acquire
+        use = lock.refuse_used if run.dry_run else lock.acquire
         broadcast_from_main(lambda: use(self.run_dir))
         checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
         config.resume_from_checkpoint = checkpoint
@@ -247,7 +247,7 @@ class TrainingRun:
             print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
             if note := setup.problems.evaluation.line:
                 print(note, flush=True)
-            if arguments.dry_run:
+            if run.dry_run:
                 print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
 
@@ -255,7 +255,7 @@ class TrainingRun:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""
         trainer, config, run_dir, read = self.trainer, self.config, self.run_dir, self.settings.recipe
         self.resolved = {
-            **{one.name: getattr(self.arguments, one.name) for one in fields(ProgramFields)},
+            **{one.name: getattr(self.run, one.name) for one in fields(ProgramFields)},
             **asdict(self.settings.model),
             **config.to_dict(),
             "push_to_hub": self.pushes,
@@ -271,14 +271,14 @@ class TrainingRun:
             # Archive first: config.yaml may get the settings of a longer run, which is not finished.
             replaces = not config.resume_from_checkpoint and (run_dir / "config.yaml").exists()
             archive_results(run_dir, is_new=replaces)
-            explicit = resume.explicit_settings(read.values, read.explicit)
+            explicit = resume.explicit_settings(read.settings)
             self.writer.write_settings({**self.resolved, "stated": explicit}, ["grpo_math.train", *read.argv])
             resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
-        trainer.grpo_math.keep_best = self.arguments.keep_best
-        if self.arguments.stop_at:
-            trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.arguments.stop_at))
+        trainer.grpo_math.keep_best = self.run.keep_best
+        if self.run.stop_at:
+            trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.run.stop_at))
         # This callback is the last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 
@@ -306,7 +306,7 @@ class TrainingRun:
         try:
             trainer.train(resume_from_checkpoint=self.config.resume_from_checkpoint)
         except OutOfMemory as error:
-            raise OutOfMemory(f"{error}{_advice(self.resolved, self.config.world_size)}") from None
+            raise OutOfMemory(f"{error}{_advice(self.setup.settings, self.config.world_size)}") from None
         if stop.heeded:
             outcome = "Interrupted" if stop.code == INTERRUPTED else "Stopped"
             steps = f"step {trainer.state.global_step} of {trainer.state.max_steps}"
@@ -325,7 +325,7 @@ class TrainingRun:
     def compare_best(self) -> None:
         """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""
         state, plan = self.trainer.state, self.setup.problems.evaluation
-        best = state.best_global_step if self.arguments.keep_best else None
+        best = state.best_global_step if self.run.keep_best else None
         # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
         if best is None or best == state.global_step or self.config.load_best_model_at_end:
             return
@@ -347,7 +347,7 @@ class TrainingRun:
     def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
         """Return the results of the model as it is now on a set."""
         _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
-        request = request_from(self.setup.settings)
+        request = request_from(self.setup.settings.values())
         return over_ranks(
             self.trainer,
             one.rows,
@@ -364,21 +364,21 @@ class TrainingRun:
         for one in self.setup.problems.evaluation.during:
             results = self.score(one, Output(progress=False))
             values |= heldout.heldout_metrics(folder_name(one.data), results)
-            values |= {} if self.arguments.heldout else heldout.default_set_metrics(results)
+            values |= {} if self.run.heldout else heldout.default_set_metrics(results)
         return values
 
 
-def _lay_out_memory(recipe: dict[str, Any]) -> None:
+def _lay_out_memory(settings: RunSettings) -> None:
     """Let torch's allocator grow its segments, which leaves fewer holes, unless the user has set the variable.
 
     vLLM's sleep mode does not work with such segments.
     """
     # torch reads both names, so this value could win over the one that the user has set under the new name.
-    if generates(recipe) != "colocate" and "PYTORCH_ALLOC_CONF" not in os.environ:
+    if settings.generation != "colocate" and "PYTORCH_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
-def _advice(settings: dict[str, Any], processes: int) -> str:
+def _advice(settings: RunSettings, processes: int) -> str:
     """Return the changes that the memory plan suggests, as the end of an error's line."""
     try:
         changes = planner.plan(settings, gpus=processes)["suggestions"]

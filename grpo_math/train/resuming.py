@@ -16,7 +16,6 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.earlier import archive_later_checkpoints
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.batch import alternatives, batch_from, divisors
-from grpo_math.settings.fields import fields
 from grpo_math.trainer.config import MathGRPOConfig
 
 
@@ -26,7 +25,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     Print a line about each damaged checkpoint. Raises `UserError` for a run with other settings, problems or processes,
     and for a damaged checkpoint that is named.
     """
-    requested, mode = config.resume_from_checkpoint, setup.settings["resume"]
+    requested, mode = config.resume_from_checkpoint, setup.settings.resume
     start = resume.where_to_start(run_dir, requested)
     existing = start.config
     if existing is not None:
@@ -35,7 +34,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
         # DeepSpeed, FSDP and transformers each read only their own kind of checkpoint.
         if saved != (now := checkpoint_kinds(config)):
             lines.append(f"distributed_type: {', '.join(saved) or 'NO'} -> {', '.join(now) or 'NO'}")
-        resume.refuse_changed(start.run_dir, lines, mode, fields())
+        resume.refuse_changed(start.run_dir, lines, mode)
         # Decide after the refusal: a finished run of other settings is not the requested run.
         if start.named is None and mode == "auto" and (run_dir / checkpoints.FINISHED).exists():
             return None, True
@@ -48,7 +47,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if existing is not None and step:
         _refuse_processes(existing, config, step)
     # Archive after all refusals: a run that is refused changes nothing.
-    if not setup.settings["dry_run"]:
+    if not setup.settings.dry_run:
         archive_later_checkpoints(run_dir, step)
     if checkpoint:
         started = not start.named and Path(str(requested)).is_dir()

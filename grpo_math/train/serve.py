@@ -6,8 +6,7 @@ generation/sync.py syncs the weights to the server.
 import contextlib
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
@@ -16,8 +15,7 @@ from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
-from grpo_math.settings.fields import defaults
-from grpo_math.settings.vllm import sends_adapter
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.addresses import url_of
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port, port_is_free
@@ -29,14 +27,14 @@ PORT = 8000
 
 
 def serve(
-    recipe: Mapping[str, Any], number: int | None, port: int | None, host: str, more: Sequence[str], teacher: bool
+    settings: RunSettings, number: int | None, port: int | None, host: str, more: Sequence[str], teacher: bool
 ) -> int:
     """Run the server of a recipe on the first ``number`` GPUs until Ctrl-C. ``more``: options of ``vllm serve``."""
-    gpus = gpus_of(recipe, number)
+    gpus = gpus_of(settings, number)
     refuse_used(gpus)
-    layout = _layout(recipe, gpus)
-    port = choose_port({**recipe, "vllm_server_port": port}, PORT)
-    start = server_start(recipe, layout, gpus[: layout.server], port, host, more, teacher)
+    layout = _layout(settings, gpus)
+    port = choose_port(port, PORT)
+    start = server_start(settings, layout, gpus[: layout.server], port, host, more, teacher)
     if not vllm_server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
@@ -51,21 +49,21 @@ def serve(
             return 0
 
 
-def _layout(recipe: Mapping[str, Any], gpus: Sequence[Gpu]) -> Layout:
+def _layout(settings: RunSettings, gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
     engine: by default each GPU has one if adapters are sent, else all GPUs have one together."""
-    tp = recipe.get("vllm_tensor_parallel_size", 1 if sends_adapter(recipe) else max(1, len(gpus)))
-    server, tp = server_ranks(recipe, max(tp, len(gpus)), tp, [tp])
+    tp = settings.stated("vllm_tensor_parallel_size") or (1 if settings.sends_adapter else max(1, len(gpus)))
+    server, tp = server_ranks(settings, max(tp, len(gpus)), tp, [tp])
     layout = Layout("server", 0, server, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
-            layout = planner.serve_layout(recipe, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+            layout = planner.serve_layout(settings, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
         print(roles(layout, gpus), file=sys.stderr)
     return layout
 
 
 def server_start(
-    recipe: Mapping[str, Any],
+    settings: RunSettings,
     layout: Layout,
     gpus: Sequence[Gpu],
     port: int,
@@ -77,48 +75,47 @@ def server_start(
 
     ``more``: options of ``vllm serve``. The weights of a ``teacher`` never change.
     """
-    settings = {**defaults(), **recipe}
-    dtype = recipe.get("dtype") or "auto"
-    extra = [] if settings["model_revision"] == "main" else ["--revision", settings["model_revision"]]
+    # vLLM's own default is the format in which the weights are stored.
+    dtype = settings.stated("dtype") or "auto"
+    extra = [] if settings.model_revision == "main" else ["--revision", settings.model_revision]
     if teacher:
         extra += ["--no-enable-prefix-caching"]  # see `Server.score`
     command = vllm_server.command(
-        model_path(settings["model_name_or_path"]),
+        model_path(settings.model_name_or_path),
         port=port,
         host=host,
         # float32 is for the optimizer, and the plan counts 16 bits.
         dtype="auto" if gpus and dtype == "float32" else dtype,
-        max_model_length=settings["vllm_max_model_length"],
+        max_model_length=settings.vllm_max_model_length,
         tensor_parallel=layout.tensor_parallel,
         data_parallel=max(1, layout.data_parallel),
-        lora_rank=settings["lora_r"] if sends_adapter(recipe) else 0,
+        lora_rank=settings.lora_r if settings.sends_adapter else 0,
         # A batch that is sampled ahead uses an older adapter, so the server has both at work.
-        adapters=1 + int(recipe.get("staleness") or 0),
+        adapters=1 + settings.staleness,
         fixed=teacher,
-        in_4bit=settings["load_in_4bit"],
+        in_4bit=settings.load_in_4bit,
         on_gpu=bool(gpus),
-        seed=int(recipe.get("seed") or 0),
+        seed=settings.stated("seed") or 0,
         extra=[*extra, *more],
         executable=executable(),
     )
     return command, {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
 
 
-def choose_port(recipe: Mapping[str, Any], preferred: int) -> int:
-    """Return the recipe's port, which has to be free; otherwise ``preferred``, or any that is free.
+def choose_port(requested: int | None, preferred: int) -> int:
+    """Return the requested port, which has to be free; otherwise ``preferred``, or any that is free.
 
     A server binds its port half a minute later, so two runs that prefer the same number would collide. Training gets
     the address as an argument and prefers none.
     """
-    requested = recipe.get("vllm_server_port")
     if requested and not port_is_free(requested):
         remedy = "choose another, or leave it out for a free one"
         raise ConfigError("vllm_server_port", requested, "is in use by another program", remedy)
     return requested or (preferred if preferred and port_is_free(preferred) else free_port())
 
 
-def group_port(recipe: Mapping[str, Any]) -> list[str]:
+def group_port(settings: RunSettings) -> list[str]:
     """Return the option for the second port, of TRL's weight transfer, if its default 51216 is taken."""
-    if recipe.get("vllm_group_port") or sends_adapter(recipe) or port_is_free(51216):
+    if settings.stated("vllm_group_port") or settings.sends_adapter or port_is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]

@@ -12,6 +12,7 @@ from accelerate.utils import DistributedType, is_peft_model
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.dtypes import dtype_error
+from grpo_math.settings.run_settings import RunSettings
 
 
 def make_adapter_float32(model: Any, accelerator: Any) -> None:
@@ -22,7 +23,7 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
     """
     if accelerator.mixed_precision != "fp16":
         return
-    settings = {"dtype": str(model.dtype).removeprefix("torch."), "bf16": False, "fp16": True}
+    settings = RunSettings({"dtype": str(model.dtype).removeprefix("torch."), "bf16": False, "fp16": True})
     if error := dtype_error(settings, None, model.config.model_type):
         raise error
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
@@ -33,7 +34,7 @@ def make_adapter_float32(model: Any, accelerator: Any) -> None:
                 raise ConfigError(
                     "fp16",
                     True,
-                    f"cannot scale the gradients of {settings['dtype']} weights",
+                    f"cannot scale the gradients of {settings.dtype} weights",
                     "load the model in float32, or train an adapter",
                 )
             parameter.data = parameter.data.float()

@@ -46,14 +46,14 @@ def build(read: Recipe) -> Settings:
     Raises the recipe's first problem, or one line with the message of a class of TRL or transformers.
     """
     requested = read.raise_first_problem().settings
-    deepspeed_config(read.values, None)  # rejects a missing file
+    deepspeed_config(requested.deepspeed, None)  # rejects a missing file
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
-        batch = plan(read.values, requested.explicit, int(os.environ.get("WORLD_SIZE", 1)))
-        template = recipe_template(read.values)
+        batch = plan(requested, int(os.environ.get("WORLD_SIZE", 1)))
+        template = recipe_template(requested.values())
         refuse_without_call(template.name, requested.tools)
-        derived = evaluation_settings(read.values)
+        derived = evaluation_settings(requested)
         derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         values = {**OURS, **requested.explicit_values(), **derived}
         config, model = (

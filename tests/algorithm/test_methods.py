@@ -224,7 +224,7 @@ def of_paper(name, seed):
 
 def of_method(name, ranks, cuts, seed):
     """The gradient of the fragment's loss, of rows that ``ranks`` share and that each cuts into micro-batches."""
-    recipe = read(["--method", name]).values
+    recipe = read(["--method", name]).settings.values()
     now, old, ref, sampler, entropies, mask = random_rows(seed)
     names = {field.name for field in fields(LossSettings)}
     chosen = {RENAMED.get(key, key): value for key, value in METHODS[name]["fields"].items()}
@@ -280,7 +280,7 @@ def test_a_method_is_what_its_paper_says(name, ranks, cuts):
 
 def test_dapo_pays_length_half_of_what_it_pays_the_answer():
     """DAPO's answers get +1 or -1, and up to -1 for length: a right answer at the limit beats a short wrong one."""
-    recipe = read(["--method", "dapo"]).values
+    recipe = read(["--method", "dapo"]).settings.values()
     ids, right = [[0] * n for n in (10, 100, 10, 100)], [1.0, 1.0, 0.0, 0.0]
     paid = REWARD_FUNCTIONS[recipe["rewards"][1]]([""] * 4, [""] * 4, completion_ids=ids, **{MAX_LENGTH: 100})
     columns = torch.tensor([right, paid], dtype=torch.float64).T

@@ -10,6 +10,7 @@ from itertools import product
 from grpo_math.errors import ConfigError
 from grpo_math.planner import choose
 from grpo_math.settings.recipe import read_recipe
+from grpo_math.settings.run_settings import RunSettings
 
 QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 # Models whose measurements are shipped, the GB of a GPU, and the numbers of tokens to try.
@@ -41,7 +42,7 @@ def longest(model: str, gpu_gb: int, quantised: bool, vllm: bool) -> str:
         else:
             recipe["steps_per_generation"] = 1
         with suppress(ConfigError):
-            if choose(recipe, {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
+            if choose(RunSettings(recipe), {"": None}, gpus=1, gpu_gb=gpu_gb, cpu_gb=32, prompt_tokens=512)[1].fits:
                 return f"{tokens // 1024}k" if tokens >= 1024 else str(tokens)
     return "-"
 

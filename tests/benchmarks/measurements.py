@@ -18,6 +18,7 @@ from grpo_math.planner.settings import resolve
 from grpo_math.planner.work import MOST_TILES
 from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.recipe import read_recipe
+from grpo_math.settings.run_settings import RunSettings
 
 HALF, FOUR_BIT, ZERO = Precision(2, 4, True), Precision(2, 2, True), Precision(2, 2, False)
 FULL = Precision(4, 4, True)
@@ -63,21 +64,22 @@ def main() -> None:
     for name in MODELS:
         for fields, precise, tiles in SETTINGS:
             if tiles == 1 or shapes[name].tiled:
-                shapes[name].measured(measurement_settings(shapes[name], resolve(fields), precise, tiles))
+                shapes[name].measured(measurement_settings(shapes[name], resolve(RunSettings(fields)), precise, tiles))
     for name, (fields, precise), tiles in product(layouts.BY_CARD, COMMON[:2], range(1, MOST_TILES + 1)):
         if shapes[name].linear and (tiles == 1 or shapes[name].tiled):
-            shapes[name].measured(measurement_settings(shapes[name], resolve(fields), precise, tiles))
+            shapes[name].measured(measurement_settings(shapes[name], resolve(RunSettings(fields)), precise, tiles))
     both = (True, False)
     for peft, maps, checkpoints, cpu, dropout in product(both, (None, "all-linear"), both, both, (0.0, 0.05)):
         fields = {"use_peft": peft, "lora_target_modules": maps, "gradient_checkpointing": checkpoints}
-        extra = resolve({**fields, "lora_dropout": dropout, "use_cpu": cpu})
+        extra = resolve(RunSettings({**fields, "lora_dropout": dropout, "use_cpu": cpu}))
         precisions = (Precision(4, 4, False), FULL) if cpu else (FULL,)
         for tiles, precise in product(range(1, MOST_TILES + 1 if checkpoints else 2), precisions):
             shapes["embedded"].measured(measurement_settings(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):
             with suppress(UserError):
-                plan(read_recipe(recipe), gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(read_recipe(recipe)))
+                settings = RunSettings(read_recipe(recipe))
+                plan(settings, gpus=gpus, gpu_gb=memory_gb, configs=shipped_configs(settings))
     layouts.tables()
     lines = [f"{json.dumps(key)}: {json.dumps(answer, separators=(',', ':'))}" for key, answer in sorted(kept.items())]
     Path("grpo_math/planner/measured.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

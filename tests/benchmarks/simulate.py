@@ -17,6 +17,7 @@ import yaml
 
 from grpo_math.planner import plan
 from grpo_math.settings.recipe import read_recipe
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.machine import GB
 
 PROGRAM = Path(__file__).parents[1] / "gpu_like/simulation/run.py"
@@ -72,7 +73,7 @@ def planned(recipe: dict[str, Any], **options: Any) -> dict[str, int] | None:
     """What the plan says that is live in training and in generation, and reserved in the fuller of the two. None if the
     recipe does not fit 80 GB."""
     engine = bool(recipe.get("use_vllm"))
-    answer = plan(recipe, gpus=1 + engine, gpu_gb=80, cpu_gb=512, **options)
+    answer = plan(RunSettings(recipe), gpus=1 + engine, gpu_gb=80, cpu_gb=512, **options)
     phases = {phase: answer["phases"][phase] for phase in ("training", "generation")[: 2 - engine]}
     counted = {phase: sum(terms.values()) - terms["CUDA_context"] for phase, terms in phases.items()}
     live = {phase: counted[phase] - terms["fragmentation"] for phase, terms in phases.items()}

@@ -61,9 +61,7 @@ def tokenizer_of_words(folder: Path, eos: str = "<end>", template: str | None = 
 def run_of(**before) -> dict[str, str]:
     """Return the files of a run of these settings, with a checkpoint of step 12."""
     return {
-        "run/config.yaml": yaml.safe_dump(
-            {"stated": explicit_settings(setup().settings, setup().recipe.explicit) | before}
-        ),
+        "run/config.yaml": yaml.safe_dump({"stated": explicit_settings(setup().settings) | before}),
         "run/checkpoint-12/trainer_state.json": '{"global_step": 12}',
     }
 

@@ -8,6 +8,7 @@ from benchmarks.simulate import simulate
 
 from grpo_math.planner import plan
 from grpo_math.planner.memory import CONTEXT
+from grpo_math.settings.run_settings import RunSettings
 
 QWEN = {
     "model_type": "qwen2",
@@ -61,7 +62,7 @@ def test_the_plan_says_what_is_live_and_what_is_reserved(kind, tmp_path):
     recipe = {"model_name_or_path": str(tmp_path), **RECIPE, **KINDS[kind]}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     results, engine = simulate(str(tmp_path / "recipe.yaml"), prompt_tokens=256), recipe["use_vllm"]
-    phases = plan(recipe, gpus=1 + engine, gpu_gb=80, cpu_gb=64, prompt_tokens=256)["phases"]
+    phases = plan(RunSettings(recipe), gpus=1 + engine, gpu_gb=80, cpu_gb=64, prompt_tokens=256)["phases"]
     simulated = {phase: live for phase, live in results["live"].items() if live}
     assert list(simulated) == ["training", "generation"][: 2 - engine]
     for phase, live in simulated.items():

@@ -38,7 +38,7 @@ CHANGES = st.lists(st.sampled_from(PLANNED), max_size=4, unique=True).flatmap(
 def answer(recipe: dict, changes: dict, gpus: int, gpu_gb: int) -> object:
     try:
         checked = {name: check(name, value) for name, value in changes.items()}
-        return plan(recipe | checked, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=256)
+        return plan(RunSettings({**recipe, **checked}), gpus=gpus, gpu_gb=gpu_gb, cpu_gb=256)
     except UserError as error:
         return str(error)
 

@@ -13,6 +13,7 @@ from grpo_math.planner import measure, model, plan
 from grpo_math.planner.memory import Precision, at, measurement_settings
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.planner.work import Work
+from grpo_math.settings.run_settings import RunSettings
 
 SMALL = {
     "hidden_size": 256,
@@ -43,7 +44,7 @@ def measuring(monkeypatch):
 
 
 def how(fields, precise=HALF, tiles=1):
-    return measurement_settings(None, resolve(fields), precise, tiles)
+    return measurement_settings(None, resolve(RunSettings(fields)), precise, tiles)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,11 @@ def test_a_rope_that_reads_the_length_of_a_pass_is_planned_for_the_lengths_that_
     lengths = {"max_position_embeddings": 8192, "original_max_position_embeddings": 1024}
     config = {"model_type": "phi3", **SMALL, **lengths, "vocab_size": 32064, "rope_scaling": rope}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    recipe = {"model_name_or_path": str(tmp_path), **LORA, "dtype": "bfloat16"}
+    recipe = RunSettings({"model_name_or_path": str(tmp_path), **LORA, "dtype": "bfloat16"})
     machine = {"gpus": 1, "gpu_gb": 24, "cpu_gb": 64}
-    assert plan({**recipe, "max_completion_length": 511}, **machine)["fits"]
+    assert plan(recipe.changed(max_completion_length=511), **machine)["fits"]
     with pytest.raises(NotPlanned, match=r"max_completion_length=512 .* is not packed, .*: use less than 512"):
-        plan({**recipe, "max_completion_length": 512}, **machine)
+        plan(recipe.changed(max_completion_length=512), **machine)
 
 
 def test_a_token_goes_through_two_of_four_experts(measuring):

@@ -12,6 +12,7 @@ from grpo_math.planner.model import model_shape, stored
 from grpo_math.planner.settings import Zero, resolve
 from grpo_math.planner.work import Machine, Work
 from grpo_math.settings.batch import Batch
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system import machine
 
 SMALL = {
@@ -44,7 +45,7 @@ def bytes_of(tensors) -> int:
 )
 def test_an_adapter_and_its_optimizer_have_the_sizes_of_pefts_and_torchs(family, targets, dora):
     settings = {"use_peft": bool(targets), "lora_r": 5, "lora_target_modules": targets, "use_dora": dora}
-    counted = memory.trainable(model_shape(family, {"model_type": family, **SMALL}), resolve(settings))
+    counted = memory.trainable(model_shape(family, {"model_type": family, **SMALL}), resolve(RunSettings(settings)))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **SMALL), dtype=torch.float32)
     if targets:
         target = targets[0] if len(targets) == 1 else targets  # as TRL's ModelConfig does
@@ -66,7 +67,7 @@ def test_4_bit_weights_take_what_the_plan_says(nested):
     packed, state = functional.quantize_4bit(torch.randn(896, 4864), quant_type="nf4", compress_statistics=nested)
     of_nested = [state.offset, state.state2.absmax, state.state2.code] if nested else []
     matrix = replace(SHAPE, matrices=896 * 4864, total=896 * 4864)
-    settings = resolve({"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": nested})
+    settings = resolve(RunSettings({"use_peft": True, "load_in_4bit": True, "use_bnb_nested_quant": nested}))
     assert memory.weights(matrix, settings, 2) == pytest.approx(
         bytes_of([packed, state.absmax, state.code, *of_nested]), rel=1e-3
     )
@@ -98,7 +99,7 @@ def test_4_bit_weights_take_what_the_plan_says(nested):
     ],
 )
 def test_the_dtypes_are_those_that_trl_and_peft_load(recipe, deepspeed, expected):
-    assert memory.precision(resolve(recipe), Zero(deepspeed, 64), deepspeed) == expected
+    assert memory.precision(resolve(RunSettings(recipe)), Zero(deepspeed, 64), deepspeed) == expected
 
 
 # What follows is counted by hand: a model of 10,000 parameters, with 6,400 of them in linear maps.
@@ -133,7 +134,7 @@ def zero(stage, **settings):
 
 
 def read(recipe, deepspeed=None):
-    settings, stages = resolve(recipe), Zero(deepspeed, TINY.hidden)
+    settings, stages = resolve(RunSettings(recipe)), Zero(deepspeed, TINY.hidden)
     return settings, stages, memory.precision(settings, stages, deepspeed)
 
 
@@ -271,7 +272,11 @@ def test_a_teacher_is_a_model_of_its_own_beside_an_adapter(dtype, in_4bit, expec
 
 def test_trained_parameters_grow_with_the_rank_except_those_that_do_not_depend_on_it():
     recipes = ({}, ADAPTER, {**ADAPTER, "lora_r": 8})
-    assert [memory.trainable(TINY, resolve(recipe)) for recipe in recipes] == [10_000, 100 + 3200, 100 + 3200 / 2]
+    assert [memory.trainable(TINY, resolve(RunSettings(recipe))) for recipe in recipes] == [
+        10_000,
+        100 + 3200,
+        100 + 3200 / 2,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def planned(model: str, changes: dict, gpus: int = 1, gpu_gb: float = 24, cpu_gb
     recipe = {"model_name_or_path": model, **LORA, **changes}
     if "prompts_per_step" in changes:
         del recipe["gradient_accumulation_steps"]  # solved
-    return plan(recipe, gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
+    return plan(RunSettings(recipe), gpus=gpus, gpu_gb=gpu_gb, cpu_gb=cpu_gb)
 
 
 def printed(arguments: str) -> dict:
@@ -166,13 +166,13 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
     changes = [suggestion["change"] for suggestion in first["suggestions"]]
     machine = {"gpus": 1, "gpu_gb": 15, "capability": 7.5} if card == "t4" else {"gpus": 1, "gpu_gb": float(card)}
     together = {name: value for change in changes for name, value in change.items()}
-    recipe = read(["--config", *before[:-2]]).explicit_values()
-    refused = {error.field for level, error in violations(RunSettings({**recipe, **together})) if level == "error"}
+    recipe = read(["--config", *before[:-2]]).settings
+    refused = {error.field for level, error in violations(recipe.changed(**together)) if level == "error"}
     assert not refused & together.keys()
     # The number of accumulated micro-batches only keeps the number of prompts.
     for left_out in together.keys() - {"gradient_accumulation_steps"}:
         rest = {name: value for name, value in together.items() if name != left_out}
-        without = choose(recipe | rest, {"": config}, cpu_gb=32, **machine)[1]
+        without = choose(recipe.changed(**rest), {"": config}, cpu_gb=32, **machine)[1]
         # Training refuses one copy in 4 bit without nested constants.
         assert not without.fits or without.refused - refused, left_out
 
@@ -237,24 +237,25 @@ def test_one_copy_of_the_base_is_proposed_and_counted_once():
 
 def test_on_a_gpu_that_overflows_every_number_format_is_named(monkeypatch):
     monkeypatch.setitem(names.OVERFLOWING, "qwen2", "https://report")
-    recipe = {"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA}
+    recipe = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-1.5B", **LORA})
     machine = {"gpus": 1, "gpu_gb": 15, "cpu_gb": 64, "capability": 7.5}
     [suggestion] = plan(recipe, **machine)["suggestions"]
     assert suggestion["change"] == dtypes.FLOAT32
     # The last of these is what training would choose by itself.
-    assert plan(recipe | dtypes.FLOAT32, **machine)["fits"]
-    assert not plan(recipe | {"dtype": "float32", "fp16": False}, **machine)["fits"]
+    assert plan(recipe.changed(**dtypes.FLOAT32), **machine)["fits"]
+    assert not plan(recipe.changed(dtype="float32", fp16=False), **machine)["fits"]
 
 
 def test_gpus_share_an_engine_before_another_method_is_proposed():
-    recipe = {"model_name_or_path": "Qwen/Qwen2.5-32B", "dtype": "bfloat16", **WAYS["colocate"], "prompts_per_step": 16}
+    fields = {"model_name_or_path": "Qwen/Qwen2.5-32B", "dtype": "bfloat16", **WAYS["colocate"], "prompts_per_step": 16}
+    recipe = RunSettings(fields)
     answer = plan(recipe, shipped_configs(recipe), gpus=8, gpu_gb=80, cpu_gb=1000)
     changes = {name: value for suggestion in answer["suggestions"] for name, value in suggestion["change"].items()}
     assert changes["vllm_tensor_parallel_size"] in (2, 4, 8)
     assert not {"use_peft", "use_vllm"} & changes.keys()
-    assert plan(recipe | changes, {"": accelerate_config(answer["best"]["accelerate_config"])}, gpus=8, gpu_gb=80)[
-        "fits"
-    ]
+    assert plan(
+        recipe.changed(**changes), {"": accelerate_config(answer["best"]["accelerate_config"])}, gpus=8, gpu_gb=80
+    )["fits"]
 
 
 def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():

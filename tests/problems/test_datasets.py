@@ -453,14 +453,14 @@ def test_columns_may_be_a_mapping(tmp_path):
     (row,) = load_problems(file, columns=columns)
     assert (row["problem"], row["answer"]) == ("a?", "7")
     (tmp_path / "recipe.yaml").write_text(json.dumps({"dataset": file, "columns": columns}))
-    assert read(["--config", str(tmp_path / "recipe.yaml")]).raise_first_problem().values["columns"] == columns_as_text(
+    assert read(["--config", str(tmp_path / "recipe.yaml")]).raise_first_problem().settings.columns == columns_as_text(
         columns
     )
 
 
 def test_a_missing_column_of_the_second_file_names_eval_columns(tmp_path):
     train, other = write(tmp_path / "a.jsonl", GOOD), write(tmp_path / "b.jsonl", {"problem": "a?", "gold_text": "7"})
-    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).raise_first_problem().values
+    settings = read(["--dataset", train, "--eval_dataset", other, "--eval_n", "1"]).raise_first_problem().settings
     with pytest.raises(DataError, match=r"b\.jsonl:1: answer is missing: .* give --eval_columns answer=gold_text;"):
         RecipeProblems(settings).evaluation  # noqa: B018
 

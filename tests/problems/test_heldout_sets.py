@@ -12,7 +12,9 @@ EVERY = ("--heldout_every", "5")
 
 
 def problems(*words):
-    return RecipeProblems(read(["--dataset", "generated", "--output_dir", "run", *words]).raise_first_problem().values)
+    return RecipeProblems(
+        read(["--dataset", "generated", "--output_dir", "run", *words]).raise_first_problem().settings
+    )
 
 
 def write(path, n):

@@ -155,7 +155,7 @@ def test_a_bar_is_for_many_rows_on_the_main_process(monkeypatch):
 def test_a_recipe_trains_on_the_same_problems_of_a_table_and_of_a_list(file, monkeypatch):
     def problems():
         words = ["--dataset", str(file), "--output_dir", "run", "--skip_bad_rows", "--prompt_template", "python"]
-        return RecipeProblems(read([*words, "--tools", "python"]).raise_first_problem().values)
+        return RecipeProblems(read([*words, "--tools", "python"]).raise_first_problem().settings)
 
     tables = [problems(), problems()]  # the second gets what the first has computed
     assert not any(isinstance(one.rows, list) for one in tables)

@@ -11,7 +11,7 @@ import pytest
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import checkpoints, earlier, files, resume, weights
-from grpo_math.settings.fields import fields
+from grpo_math.settings.run_settings import RunSettings
 
 
 def accelerator(events=None, main=True):
@@ -180,14 +180,14 @@ def test_a_named_checkpoint_is_of_this_run_or_starts_it(tmp_path):
 
 
 def test_other_settings_are_listed():
-    kept = resume.explicit_settings({"hub_token": "hf_x", "seed": 1, "beta": 0.1}, {"hub_token", "seed", "beta"})
+    kept = resume.explicit_settings(RunSettings({"hub_token": "hf_x", "seed": 1, "beta": 0.1}))
     now = {"seed": 1, "hub_token": "hf_y", "save_steps": 9, "lora_r": 8, "rewards": ["accuracy"]}
     lines = ["beta: 0.1 -> 0.0", "lora_r: 16 -> 8"]
-    assert resume.changed({"stated": kept}, now, set(now), fields()) == lines
+    assert resume.changed({"stated": kept}, RunSettings(now)) == lines
     # `force` does not change the shape of the adapter.
     with pytest.raises(ConfigError, match=re.escape("(lora_r: 16 -> 8): name a new folder")):
-        resume.refuse_changed(Path("run"), lines, "force", fields())
-    resume.refuse_changed(Path("run"), lines[:1], "force", fields())
+        resume.refuse_changed(Path("run"), lines, "force")
+    resume.refuse_changed(Path("run"), lines[:1], "force")
 
 
 def test_problems_are_the_same_under_another_id_and_not_with_another_answer(tmp_path):

@@ -6,19 +6,11 @@ import pytest
 
 from grpo_math.errors import ConfigError
 from grpo_math.settings.batch import Batch, divides, plan, solve
-
-FIELDS = {
-    "prompts_per_step": 0,
-    "num_generations": 8,
-    "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-    "generation_batch_size": None,
-    "steps_per_generation": None,
-}
+from grpo_math.settings.run_settings import RunSettings
 
 
 def planned(processes=1, **given) -> Batch:
-    return plan({**FIELDS, **given}, given, processes)
+    return plan(RunSettings(given), processes)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
@@ -112,8 +104,8 @@ def test_what_is_let_through_and_what_is_refused_is_what_trl_lets_through_and_re
 
 
 def test_some_numbers_of_processes_divide_a_step():
-    given = {"prompts_per_step": 3}  # of 24 completions
-    assert [n for n in range(1, 10) if divides({**FIELDS, **given}, given, n)] == [1, 2, 3, 4, 6, 8]
+    settings = RunSettings({"prompts_per_step": 3})  # of 24 completions
+    assert [n for n in range(1, 10) if divides(settings, n)] == [1, 2, 3, 4, 6, 8]
 
 
 def test_problems_that_do_not_fill_a_rollout_are_refused():

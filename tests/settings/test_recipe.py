@@ -35,11 +35,14 @@ def test_a_method_sets_fields_that_go_together_and_that_the_command_line_may_cha
         if name == "distill_and_reward"
         else []
     )
-    assert {field: recipe.values[field] for field in fields} == fields
-    assert recipe.explicit - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {*fields, "output_dir"}
-    assert not [str(line) for _, line in violations(recipe.values) if line.field in fields]
+    assert {field: getattr(recipe.settings, field) for field in fields} == fields
+    assert recipe.settings.explicit - {"reference_model", "use_vllm", *({"rewards"} - {*fields})} == {
+        *fields,
+        "output_dir",
+    }
+    assert not [str(line) for _, line in violations(recipe.settings) if line.field in fields]
     other = read(["--method", name, "--loss_type", "bnpo", "--output_dir", "run", *teacher])
-    assert other.values["loss_type"] == "bnpo"
+    assert other.settings.loss_type == "bnpo"
 
 
 def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path):
@@ -49,7 +52,7 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
     )
     words = ["--config", str(recipe), "--method"]
     dapo = read([*words, "dapo"])
-    assert (dapo.values["epsilon_high"], dapo.values["reward_weights"]) == (0.28, [1.0, 0.5])
+    assert (dapo.settings.epsilon_high, dapo.settings.reward_weights) == (0.28, [1.0, 0.5])
     assert dapo.notes == []
     assert dapo.replaced == [
         "reward_weights [1, 2] is dropped with its rewards, by --method dapo",
@@ -57,7 +60,7 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
         "rewards ['gsm8k', 'overlong'] -> ['accuracy', 'overlong'], by --method dapo",
     ]
     typed = read([*words, "dapo", "--epsilon_high", "0.3", "--resample_groups", "3", "--rewards", "accuracy"])
-    assert (typed.values["epsilon_high"], typed.values["rewards"], typed.values["reward_weights"]) == (
+    assert (typed.settings.epsilon_high, typed.settings.rewards, typed.settings.reward_weights) == (
         0.3,
         ["accuracy"],
         None,
@@ -72,7 +75,7 @@ def test_a_method_wins_over_a_recipe_and_the_command_line_over_a_method(tmp_path
         "reward_weights [1.0, 0.5] is dropped with its rewards, by the command line",
     ]
     teacher = read([*words, "on_policy_distillation", "--beta", "1.0"])
-    assert (teacher.values["rewards"], teacher.values["reward_weights"], teacher.notes) == ([], None, [])
+    assert (teacher.settings.rewards, teacher.settings.reward_weights, teacher.notes) == ([], None, [])
 
 
 @pytest.mark.slow
@@ -152,7 +155,7 @@ def test_a_system_prompt_may_be_a_file(tmp_path):
     ],
 )
 def test_words_of_the_command_line_are_read_as_argparse_reads_them(words, values):
-    assert read(words).raise_first_problem().explicit_values() == values
+    assert read(words).raise_first_problem().settings.explicit_values() == values
 
 
 def test_variables_are_written_as_a_shell_would_have_them(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from grpo_math.cli import main
 from grpo_math.grading.formats import example_completion
 from grpo_math.rewards import load_reward
 from grpo_math.settings.accelerate import shipped_configs
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import find
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, cap
     ],
 )
 def test_the_shipped_configs_that_are_tried_suit_the_recipe(recipe, tried):
-    assert [*shipped_configs(recipe)] == tried
+    assert [*shipped_configs(RunSettings(recipe))] == tried
 
 
 GOLDS = [str(n) for n in range(1003, 1183, 9)]  # none of them is a constant that is tried

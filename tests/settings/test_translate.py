@@ -14,6 +14,7 @@ from grpo_math.run import resume
 from grpo_math.settings import translate
 from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
+from grpo_math.settings.run_settings import RunSettings
 
 OPEN_R1 = {
     "model_name_or_path": "embedded",
@@ -63,7 +64,7 @@ def recipe(folder, **output) -> str:
 
 def test_a_recipe_of_trls_fields_and_open_r1s_rewards_becomes_our_fields(tmp_path):
     results = read(["--config", recipe(tmp_path, **OPEN_R1)]).raise_first_problem()
-    assert {**results.explicit_values(), **OURS} == results.explicit_values()
+    assert {**results.settings.explicit_values(), **OURS} == results.settings.explicit_values()
     assert sorted(note.split()[0].partition("=")[0] for note in results.notes) == [  # one line each
         *("do_eval", "max_prompt_length", "overwrite_output_dir", "per_device_eval_batch_size"),
         *("torch_dtype", "warmup_ratio"),
@@ -85,8 +86,8 @@ def test_an_open_r1_recipe_trains(tmp_path, monkeypatch):
 def test_a_recipe_for_trl_grpo_keeps_the_prompts_of_its_data(tmp_path):
     output = {"dataset_name": "chats.jsonl", "reward_funcs": ["accuracy_reward", "my_rewards.deep.short"]}
     results = read(["--config", recipe(tmp_path, **output, dataset_test_split="dev")]).raise_first_problem()
-    assert results.explicit_values()["rewards"] == ["accuracy", "my_rewards.deep:short"]
-    assert (results.values["prompt_template"], results.values["eval_split"]) == ("as_is", "dev")
+    assert results.settings.explicit_values()["rewards"] == ["accuracy", "my_rewards.deep:short"]
+    assert (results.settings.prompt_template, results.settings.eval_split) == ("as_is", "dev")
     assert results.notes == []
 
 
@@ -100,8 +101,8 @@ def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
     (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).raise_first_problem().notes
     assert note.startswith("drop_solved=0.9 has no effect: of grpo_math 0.2, whose measurement showed no difference")
     # A run of that version resumes if the field was off.
-    assert resume.changed({"stated": {"drop_solved": 0.0}}, {}, set(), fields()) == []
-    assert resume.changed({"stated": {"drop_solved": 0.9}}, {}, set(), fields()) == ["drop_solved: 0.9 -> None"]
+    assert resume.changed({"stated": {"drop_solved": 0.0}}, RunSettings({})) == []
+    assert resume.changed({"stated": {"drop_solved": 0.9}}, RunSettings({})) == ["drop_solved: 0.9 -> None"]
 
 
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
@@ -115,7 +116,7 @@ def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
 
 def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name():
     given = ["--dataset_name", "openai/gsm8k", "--dataset_config", "main", "--reward_funcs", "accuracy", "format"]
-    results = read(given).raise_first_problem().explicit_values()
+    results = read(given).raise_first_problem().settings.explicit_values()
     assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 
@@ -156,7 +157,7 @@ def test_two_names_of_one_setting_that_say_the_same_or_of_which_one_is_off_are_o
 )
 def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, template, note, tmp_path):
     results = read([*words, "--config", recipe(tmp_path, seed=1, **written)]).raise_first_problem()
-    assert results.values["prompt_template"] == template
+    assert results.settings.prompt_template == template
     assert [line[: len(note or "")] for line in results.notes] == [note] * (note is not None)
 
 

@@ -5,7 +5,7 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
-from grpo_math.settings.vllm import external_server, starts_server
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import Client
 from grpo_math.train.serve import server_start
@@ -31,8 +31,9 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
     assert url_of(host, 80) == url
     assert is_address(url)
-    assert starts_server({**SERVED, "vllm_server_host": host}) == is_here
-    assert external_server({**SERVED, "vllm_server_host": host}) == ("" if is_here else host)
+    settings = RunSettings({**SERVED, "vllm_server_host": host, "model_name_or_path": "m"})
+    assert settings.starts_server == is_here
+    assert settings.external_server == ("" if is_here else host)
     # The launcher reaches a server that it has started itself at the address of the host.
     if needs_key:
         with pytest.raises(ConfigError, match=r"host=.* lets other machines use the server"):
@@ -40,7 +41,7 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
         monkeypatch.setenv("VLLM_API_KEY", "abc")
     layout = Layout("server", 0, 1, 1, "")
     monkeypatch.setattr("grpo_math.train.serve.executable", lambda: "vllm")
-    command, _, reached = server_start({**SERVED, "model_name_or_path": "m"}, layout, [], 80, host)
+    command, _, reached = server_start(settings, layout, [], 80, host)
     assert (command[command.index("--host") + 1], reached) == (host, url)
     for address in (url, url.replace("http:", "https:").removesuffix(":80") + "/v1"):
         client = Client(address, timeout=1)

@@ -30,6 +30,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port
 from grpo_math.system.signals import STOPPING, handling
@@ -184,7 +185,9 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
 def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_model(monkeypatch):
     def command(recipe, gpus, **more):
         cards = [Gpu(number, 80.0, "") for number in range(gpus)]
-        return serve.server_start({**RECIPE, **recipe}, Layout("server", 1, gpus, 1, ""), cards, 8000, **more)[0]
+        return serve.server_start(
+            RunSettings({**RECIPE, **recipe}), Layout("server", 1, gpus, 1, ""), cards, 8000, **more
+        )[0]
 
     monkeypatch.setattr(serve, "executable", lambda: "vllm")
     full, imposed = command(FULL, 1), build_command(ScriptArguments(model="m"))
@@ -271,18 +274,22 @@ def test_a_stated_port_has_to_be_free_and_another_is_found_for_the_preferred_one
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"vllm_server_port={port} is in use by another program: choose another"):
-            serve.choose_port({"vllm_server_port": port}, 0)
-        assert serve.choose_port({}, port) != port
-    assert serve.choose_port({}, port) == serve.choose_port({"vllm_server_port": port}, 0) == port
+            serve.choose_port(port, 0)
+        assert serve.choose_port(None, port) != port
+    assert serve.choose_port(None, port) == serve.choose_port(port, 0) == port
     for free, words in ((True, []), (False, ["--vllm_group_port"])):
         monkeypatch.setattr(serve, "port_is_free", lambda number, free=free: free or number != 51216)
-        assert serve.group_port({**RECIPE, **FULL})[:1] == words
-        assert serve.group_port(RECIPE) == serve.group_port({**FULL, "vllm_group_port": 1}) == []
+        assert serve.group_port(RunSettings({**RECIPE, **FULL}))[:1] == words
+        assert (
+            serve.group_port(RunSettings(RECIPE)) == serve.group_port(RunSettings({**FULL, "vllm_group_port": 1})) == []
+        )
 
 
 @pytest.mark.parametrize(("recipe", "engines"), [(RECIPE, 4), ({**RECIPE, **FULL}, 1)])
 def test_a_server_of_a_model_that_cannot_be_planned_has_an_engine_on_each_gpu_if_adapters_are_sent(recipe, engines):
-    layout = serve._layout({**recipe, "attn_implementation": "eager"}, [Gpu(number, 24.0, "") for number in range(4)])
+    layout = serve._layout(
+        RunSettings({**recipe, "attn_implementation": "eager"}), [Gpu(number, 24.0, "") for number in range(4)]
+    )
     assert (layout.server, layout.data_parallel) == (4, engines)
 
 
@@ -322,7 +329,7 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
 def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
     def arranged(gpus, config, **recipe):
         return layout.choose_layout(
-            {**RECIPE, **recipe}, [Gpu(number, 24.0, "") for number in range(gpus)], config, serves=gpus == 0
+            RunSettings({**RECIPE, **recipe}), [Gpu(number, 24.0, "") for number in range(gpus)], config
         )
 
     assert arranged(2, None, use_vllm=False, **FULL)[1].path.stem == "zero2"

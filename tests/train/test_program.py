@@ -24,6 +24,7 @@ from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
 from grpo_math.run import checkpoints, metrics
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.train import program
 from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import TrainingRun, _lay_out_memory
@@ -70,7 +71,7 @@ def test_the_checks_get_what_accelerate_was_launched_with(stage, fsdp, kind, tmp
     plugin = SimpleNamespace(deepspeed_config=zero) if stage else None
     setup = started(tmp_path, deepspeed_plugin=plugin, fsdp=fsdp).setup
     assert (setup.started, setup.processes, setup.accelerate["distributed_type"]) == (True, 2, kind)
-    assert deepspeed_config({"deepspeed": None}, setup.accelerate) == zero
+    assert deepspeed_config(None, setup.accelerate) == zero
 
 
 def test_a_dry_run_does_what_comes_before_the_first_step_and_changes_no_file(train, tmp_path):
@@ -200,7 +201,7 @@ def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(whole, tm
 )
 def test_the_allocators_segments_grow_except_next_to_a_colocated_vllm(stated, variables, expected, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(variables))
-    _lay_out_memory(stated)
+    _lay_out_memory(RunSettings(stated))
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == expected
 
 

@@ -53,7 +53,7 @@ def commands(path, program):
 def test_a_recipe_says_its_command_parses_with_the_real_config_class_and_passes_its_checks(path, tmp_path):
     parsed = build(read(["--config", str(path), "--output_dir", str(tmp_path)]))
     probe(parsed.run, parsed.config)
-    assert not [line for level, line in violations(parsed.recipe.values)]
+    assert not [line for level, line in violations(parsed.recipe.settings)]
     assert parsed.model.model_name_or_path
     comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(f"--config launch/configs/{path.name}" in line for line in comment[1:])
@@ -79,7 +79,7 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
 def test_a_variant_is_in_the_comment_parses_and_fits(name, settings, gpus, gb, accelerate):
     path = ROOT / f"launch/configs/{name}.yaml"
     assert settings in path.read_text()
-    given = read(["--config", str(path), *settings.split()]).raise_first_problem().explicit_values()
+    given = read(["--config", str(path), *settings.split()]).raise_first_problem().settings
     assert planner.plan(given, {"": accelerate_config(accelerate)}, gpus=gpus, gpu_gb=gb, cpu_gb=32)["fits"]
 
 

@@ -120,7 +120,7 @@ def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_
     words = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false", "--max_steps", "7"]
     settings = build_settings(read([*words, "--lora_r", "3"]))
     assert (settings.config.max_steps, settings.model.lora_r, settings.recipe.argv[:1]) == (7, 3, ["--output_dir"])
-    assert settings.recipe.explicit == {"output_dir", "use_cpu", "bf16", "max_steps", "lora_r"}
+    assert settings.recipe.settings.explicit == {"output_dir", "use_cpu", "bf16", "max_steps", "lora_r"}
     for field, value, message in (("optim", "sdg", "sdg"), ("tf32", "true", r"tf32=True is refused \(--tf32 requires")):
         with pytest.raises(UserError, match=message):
             build_settings(read([*words, f"--{field}", value]))
