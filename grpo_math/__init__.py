@@ -20,7 +20,7 @@ _HOME = {
     "Verdict": "grading",
     "REWARDS": "rewards",
     "load_problems": "problems.datasets",
-    "evaluate": "evaluation.from_trainer",
+    "evaluate": "evaluation.for_scripts",
 }
 __all__ = ["REWARDS", "MathGRPOConfig", "MathGRPOTrainer", "Verdict", "evaluate", "grade", "load_problems"]
 

@@ -45,7 +45,7 @@ def script(monkeypatch):
 
     Returns the list of the batches that are asked: their problems, and their seed.
     """
-    from grpo_math.evaluation import backends
+    from grpo_math.evaluation import engines
     from grpo_math.generation.completions import read_off
 
     def scripted(texts):
@@ -60,7 +60,7 @@ def script(monkeypatch):
 
             return generate
 
-        monkeypatch.setattr(backends.Model, "generator", generator)
+        monkeypatch.setattr(engines.Model, "generator", generator)
         return batches
 
     return scripted

@@ -10,7 +10,8 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
-from grpo_math.evaluation.summary import summary
+from grpo_math.evaluation.evaluation import Evaluation
+from grpo_math.evaluation.summary import Record, summarize
 from grpo_math.grading import GRADER
 from grpo_math.report import page
 
@@ -20,33 +21,31 @@ OWNED = "document.title='owned'"
 HOSTILE = f'</script><script>{OWNED}</script><img src=x onerror="{OWNED}"><!--\u2028&amp;\'"@@data@@ \\boxed{{1}}'
 
 
-def results(right, n=256, seed=0, **changes):
-    """A results file in which the problems of ``right`` are correct, a twelfth of them outside the format."""
+def evaluation(right, n=256, seed=0, **settings):
+    """An evaluation in which the problems of ``right`` are correct, a twelfth of them outside the format."""
     rng = random.Random(seed)
-    rows = []
+    records = []
     for i in range(n):
         a, b = 1 + i % 19, 2 + (i * 7) % 17
         wrong = rng.choice(["bad_format", "wrong_answer", "wrong_answer", "bad_format", "truncated"])
         category = wrong if i not in right else "correct_answer_bad_format" if i % 12 == 5 else "correct"
         answer = a + b if category.startswith("correct") else a + b + rng.randint(1, 5)
         marker = "" if category.endswith("bad_format") else f"\n#### {answer}"
-        rows.append(
-            {
-                "id": f"sums-{i}",
-                "sample": 0,
-                "problem": f"What is {a} + {b}?",
-                "gold": str(a + b),
-                "completion": "I think that " * 4 if category == "truncated" else f"{a} + {b} = {answer}{marker}",
-                "verdict": "correct" if category.startswith("correct") else "wrong",
-                "answer": str(answer),
-                "in_format": bool(marker),
-                "category": category,
-                "tokens": rng.randint(8, 14),
-                "truncated": category == "truncated",
-            }
+        records.append(
+            Record(
+                id=f"sums-{i}",
+                problem=f"What is {a} + {b}?",
+                gold=str(a + b),
+                completion="I think that " * 4 if category == "truncated" else f"{a} + {b} = {answer}{marker}",
+                verdict="correct" if category.startswith("correct") else "wrong",
+                answer=str(answer),
+                in_format=bool(marker),
+                category=category,
+                tokens=rng.randint(8, 14),
+                truncated=category == "truncated",
+            )
         )
-    return {
-        "format": 1,
+    asked = {
         "grader": GRADER,
         "model": "SmolLM2-135M-Instruct",
         "adapter": None,
@@ -55,11 +54,14 @@ def results(right, n=256, seed=0, **changes):
         "answer_format": "gsm8k",
         "samples": 1,
         "temperature": 0.0,
-        **summary(rows),
-        "seconds": 12.5,
-        "versions": {"trl": "1.16.0", "torch": "2.9.0"},
-        "rows": rows,
-    } | changes
+    }
+    versions = {"trl": "1.16.0", "torch": "2.9.0"}
+    return Evaluation(asked | settings, summarize(records), records, seconds=12.5, versions=versions)
+
+
+def results(right, n=256, seed=0, **changes):
+    """The results file of an `evaluation`."""
+    return evaluation(right, n, seed).to_dict() | changes
 
 
 def write_completions(run, steps, rows=32, conversational=True, text="3 + 4 = 7\n#### 7"):

@@ -34,8 +34,8 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "trainer.recipe_settings"),
-    *("evaluation.ask", "evaluation.backends", "evaluation.from_trainer", "evaluation.probe"),
-    *("evaluation.results",),
+    *("evaluation.ask", "evaluation.engines", "evaluation.for_scripts", "evaluation.probe"),
+    *("evaluation.evaluator", "evaluation.trainer_engines"),
     *("evaluation.toolbox", "trainer.reward_funcs", "trainer.row_scorer", "trainer.tool_loop"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
@@ -165,7 +165,7 @@ def test_the_public_names_are_there():
     loaded(
         "from grpo_math import MathGRPOConfig, MathGRPOTrainer, grade, Verdict, REWARDS, load_problems, evaluate\n"
         "assert callable(evaluate) and callable(grade) and REWARDS['accuracy']\n"
-        "import grpo_math.evaluation.results, grpo_math.report.page, grpo_math.planner.plan\n"
+        "import grpo_math.evaluation.evaluation, grpo_math.report.page, grpo_math.planner.plan\n"
         "from grpo_math.trainer import MathGRPOConfig, MathGRPOTrainer\n"
         "from grpo_math.rewards import REWARDS, load_reward, make_overlong, completion_text\n"
         "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"

@@ -5,6 +5,7 @@ diagnosis.py has the findings.
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tqdm import tqdm
@@ -13,11 +14,12 @@ from transformers import TrainerCallback
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.checks.series import evaluation_line
+from grpo_math.errors import UserError
+from grpo_math.evaluation.evaluation import read
 from grpo_math.grading import GRADER
 from grpo_math.run import metrics
 from grpo_math.run.history import read_lines
 from grpo_math.run.log import History
-from grpo_math.system.reading import read_object
 
 
 class Diagnosis(TrainerCallback):
@@ -52,11 +54,13 @@ class Diagnosis(TrainerCallback):
         if not state.is_world_process_zero or not self.history.path.exists():
             return []
         self.last_step = state.global_step
-        base = read_object(self.history.path.with_name("before.json")) or {}
+        base = None
+        with suppress(UserError):  # a script may not have evaluated
+            base = read(self.history.path.with_name("before.json"))
         # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
-        base = base if base.get("grader") == GRADER else {}
+        accuracy = base.summary.accuracy if base and base.settings.get("grader") == GRADER else None
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        findings = diagnose([*evaluation_line(0, base), *read_lines(self.history.path)], self.settings, checkpoints)
+        findings = diagnose([*evaluation_line(0, accuracy), *read_lines(self.history.path)], self.settings, checkpoints)
         new = [finding for finding in findings if finding.check not in self.reported]
         for finding in new:
             self.reported.add(finding.check)

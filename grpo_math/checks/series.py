@@ -18,8 +18,9 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from grpo_math.evaluation.summary import Share
 from grpo_math.run import metrics
-from grpo_math.run.history import number, settled
+from grpo_math.run.history import settled
 
 TREND = 40  # lines before a change is judged: the rise of a healthy run is then several standard errors
 SKIPPED_SHARE = 0.25  # of the groups; a group without signal has a lower entropy than others
@@ -166,15 +167,11 @@ class RunSeries:
         return f"learning_rate: {rate * factor or 1e-5:.2g}"
 
 
-def evaluation_line(step: int, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+def evaluation_line(step: int, accuracy: Share | None) -> list[dict[str, Any]]:
     """Return a held-out evaluation (before.json as step 0, after.json as the last step) as lines of a history.
 
-    >>> evaluation_line(0, {"accuracy": 0.5, "n": 64})
-    [{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}]
-    >>> evaluation_line(0, {"accuracy": 0.5, "n": 0}), evaluation_line(0, None)
-    ([], [])
+    >>> evaluation_line(0, Share(0.5, [0.4, 0.6], 64)), evaluation_line(0, None)
+    ([{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}], [])
     """
-    accuracy, n = (number((results or {}).get(name)) for name in ("accuracy", "n"))
-    if accuracy is None or not n:
-        return []
-    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]
+    line = accuracy and {metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy.value, metrics.HELDOUT_N: accuracy.n}
+    return [line] if line else []

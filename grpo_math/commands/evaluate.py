@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import from_run, meaning, paired, suite
-from grpo_math.evaluation.summary import Results, metrics_table
+from grpo_math.evaluation import from_run, meaning, suite, tables
+from grpo_math.evaluation.evaluation import Evaluation, read
+from grpo_math.evaluation.paired import compare
+from grpo_math.evaluation.probe_results import Probe
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
-from grpo_math.report.run_dir import probe_findings
+from grpo_math.report.outcome import probe_findings
 from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import check
-from grpo_math.system.reading import reading
 from grpo_math.system.streams import Answer
 
-Sides = Mapping[str, Mapping[str, Results]]  # side ("" alone, or base and trained) -> data set -> its results
+Sides = Mapping[str, Mapping[str, Evaluation]]  # side ("" alone, or base and trained) -> data set
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -67,11 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> Answer | int:
     """Answer `grpo-math evaluate`: evaluate a model or a run, or compare two results."""
     if args.compare:
-        # A file that was changed by hand may lack anything.
-        with reading(" or ".join(args.compare)):
-            before, after = map(paired.read_results, args.compare)
-            comparison = paired.comparison(before, after)
-            return Answer(comparison, paired.terminal_table(comparison))
+        comparison = compare(*map(read, args.compare))
+        return Answer(comparison.to_dict(), tables.comparison_table(comparison))
     if args.model:
         refuse_missing_folder("model", args.model)
         # An adapter's folder names its base.
@@ -88,7 +86,7 @@ def run(args: Namespace) -> Answer | int:
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     try:
-        sides, probes = results(args)
+        sides, probes = evaluations(args)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes it", file=sys.stderr)
         # The exit code of a shell for a program that SIGINT ended: 128 + 2.
@@ -96,8 +94,8 @@ def run(args: Namespace) -> Answer | int:
     return Answer(*answer(sides, probes))
 
 
-def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, Any]]:
-    """Evaluate what the options ask for, and return the results, and the metrics of the probe by data set.
+def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict[str, Probe]]:
+    """Evaluate what the options ask for, and return the evaluations, and the probe of each data set.
 
     Bad input is reported before torch is imported. Long because it reads the options once, in their order.
     """
@@ -125,14 +123,14 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
     plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
-    from grpo_math.evaluation.backends import Backend, Model
+    from grpo_math.evaluation.engines import Backend, Model
+    from grpo_math.evaluation.evaluator import evaluate_engine
     from grpo_math.evaluation.probe import parts, write_probe
-    from grpo_math.evaluation.results import Output, evaluate
     from grpo_math.evaluation.toolbox import toolbox
 
     box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
-    sides: dict[str, dict[str, Results]] = {side: {} for side in run.models}
+    sides: dict[str, dict[str, Evaluation]] = {side: {} for side in run.models}
     measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
     # A side computes the problems of a data set twice, once and in samples for pass@k, and then memory and control.
     total = sum(2 * len(problems[name][0]) + sum(map(len, ends.values())) for name, ends in plans.items())
@@ -140,20 +138,21 @@ def results(args: Namespace) -> tuple[dict[str, dict[str, Results]], dict[str, A
     with bar as progress:
         for side, (model, adapter) in run.models.items():
             # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-            with Model(model, adapter, backend, request=run.request) as loaded:
+            with Model(model, adapter, backend, request=run.request) as engine:
                 for name, (rows, samples, temperature, overlap) in problems.items():
                     sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                     # The files of a run have the same names for each set, so that each set needs its own folder.
                     of_set = name if args.split in SAME else f"{name}_{args.split}"
-                    in_run = (folder_name(of_set), f"{side}.json") if side else ()
-                    extra = {"data": name, "split": args.split}
-                    output = Output(run.folder.joinpath(*in_run), extra, overlap, progress)
-                    how: dict[str, Any] = {"tools": box, "grade_timeout": run.grade_timeout}
-                    sides[side][name] = evaluate(loaded, rows, sampling, output, run.request, **how)
+                    output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
+                    how: dict[str, Any] = {"about": {"data": name, "split": args.split}, "output": output}
+                    how |= {"tools": box, "grade_timeout": run.grade_timeout, "progress": progress}
+                    sides[side][name] = evaluate_engine(
+                        engine, rows, sampling, run.request, contamination=overlap, **how
+                    )
                     if args.probe:
                         above_zero = temperature or meaning.TEMPERATURE
                         drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
-                        measured[name][side] = parts(loaded, rows, plans[name], drawn, output, run.request, **how)
+                        measured[name][side] = parts(engine, rows, plans[name], drawn, run.request, **how)
     return sides, {name: write_probe(name, of_sides) for name, of_sides in measured.items()}
 
 
@@ -187,30 +186,30 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequen
     return rows, samples, temperature, overlap
 
 
-def answer(sides: Sides, probes: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def answer(sides: Sides, probes: Mapping[str, Probe]) -> tuple[dict[str, Any], str]:
     """Return the JSON object and the text. The tables of a run are those of the comparison. ``probes``: by data set."""
     first = next(iter(sides.values()))
-    names = list(first)
     shown = {
-        side: _first({name: {key: value for key, value in results[name].items() if key != "rows"} for name in names})
-        for side, results in sides.items()
+        side: _first({name: one.to_dict(records=False) for name, one in of_side.items()})
+        for side, of_side in sides.items()
     }
-    overlaps = {name: one["contamination"] for name, one in first.items() if one.get("contamination")}
+    overlaps = {name: one.contamination for name, one in first.items() if one.contamination}
     lines = [f"{name}: {contamination.overlap_line(overlap)}" for name, overlap in overlaps.items()]
-    lines += [f"results   {results[name]['results']}" for results in sides.values() for name in names]
-    several = len(names) > 1
+    lines += [f"results   {one.path}" for of_side in sides.values() for one in of_side.values()]
+    several = len(first) > 1
     if "base" not in sides:
-        table = suite.table(first) if several else metrics_table(_first(first))
+        table = tables.sets_table(first) if several else tables.metrics_table(_first(first))
         return {"sets": shown[""]} if several else shown[""], "\n".join([table, *lines])
-    before, after = sides["base"], sides["trained"]
-    compared = {name: paired.comparison(before[name], after[name]) for name in names}
-    table = suite.comparison_table(compared, before, after) if several else paired.terminal_table(_first(compared))
+    trained = sides["trained"]
+    compared = {name: compare(base, trained[name]) for name, base in first.items()}
+    table = tables.comparisons_table(compared) if several else tables.comparison_table(_first(compared))
     for name, probe in probes.items():
         of_set = [name] if several else []
-        lines = [*of_set, *printed(meaning.meaning(before[name], after[name], compared[name], probe)), *lines]
+        lines = [*of_set, *printed(meaning.meaning(trained[name].data, compared[name], probe)), *lines]
         lines += [finding.line() for finding in probe_findings(probe)]
-    more = {"probe": _first(probes)} if probes else {}
-    return {**shown, "comparison": _first(compared), **more}, "\n".join([table, *lines])
+    more = {"probe": _first({name: probe.to_dict() for name, probe in probes.items()})} if probes else {}
+    comparison = _first({name: one.to_dict() for name, one in compared.items()})
+    return {**shown, "comparison": comparison, **more}, "\n".join([table, *lines])
 
 
 def printed(lines: Sequence[meaning.Line]) -> list[str]:

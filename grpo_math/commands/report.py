@@ -3,7 +3,8 @@
 from argparse import ArgumentParser, Namespace
 
 from grpo_math.errors import UserError
-from grpo_math.evaluation.meaning import points
+from grpo_math.evaluation.probe_results import Seeds
+from grpo_math.evaluation.tables import points
 from grpo_math.report.page import print_notes, report, report_several
 from grpo_math.system.streams import Answer
 
@@ -19,7 +20,8 @@ def run(args: Namespace) -> Answer:
     if len(args.run_dir) > 1:
         compared = report_several(args.run_dir, args.output)
         print_notes(compared["notes"])
-        lines = [f"seeds    {points(seeds)} over {seeds['n']} seeds"] if (seeds := compared["seeds"]) else []
+        seeds = Seeds(**compared["seeds"]) if compared["seeds"] else None
+        lines = [f"seeds    {points(seeds)} over {seeds.n} seeds"] if seeds else []
         lines.append(f"report   {compared['html']}")
         return Answer(compared, "\n".join(lines))
     if args.output:

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
-from grpo_math.evaluation.backends import Model, check_chat
+from grpo_math.evaluation.engines import Model, check_chat
 from grpo_math.generation.completions import pieces, read_off, stop_ids, token_ids, tokens
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.generation.request import Request

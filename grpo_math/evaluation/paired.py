@@ -1,31 +1,26 @@
-"""Two results files of the same problems -> the paired difference, the problems that changed, and a table of both.
+"""Two evaluations of the same problems -> the paired difference, and the problems that changed.
 
-A row is right if its answer is, in any form; with ``right=IN_FORMAT``, only if it is also in the format. Problems are
-paired: the score of a problem with several samples is their mean. Results over different problems, prompts, graders or
-sampling settings (`SAME`) are refused, because their difference does not measure the training.
+A completion is right if its answer is, in any form; ``in_format`` counts it only if it is also in the format. Problems
+are paired: the score of a problem with several samples is their mean. Evaluations over different problems, prompts,
+graders or sampling settings (`SAME`) are refused, because their difference does not measure the training.
 
-`evaluate` writes the results, and report/ draws the page.
+tables.py prints a comparison, and report/ draws the page.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
-from grpo_math.errors import UserError
+from grpo_math.evaluation.evaluation import Evaluation, ResultsError
 from grpo_math.evaluation.stats import PairedDifference, mcnemar, paired_bootstrap
-from grpo_math.evaluation.suite import aligned, in_points
-from grpo_math.run.metrics import ACCURACY, ACCURACY_IN_FORMAT, CATEGORIES, IN_FORMAT, RIGHT
-from grpo_math.system.reading import read_json
+from grpo_math.evaluation.summary import Record
+from grpo_math.run.metrics import IN_FORMAT, RIGHT
 
-Results = dict[str, Any]
-Row = dict[str, Any]
+# The metrics of each evaluation in the JSON of a comparison.
+COMPARED = ("model", "adapter", "accuracy", "ci95", "accuracy_in_format", "categories")
 
-FORMAT = 1  # of a results file
-
-COMPARED_FIELDS = ("model", "adapter", ACCURACY, "ci95", ACCURACY_IN_FORMAT, "categories")  # in a comparison
-
-# The settings that two results must share, besides the problems, and the remedy if they differ.
+# The settings that two evaluations must share, besides the problems, and the remedy if they differ.
 SAME = {
     "answer_format": "evaluate both with the same answer format to compare them",
     "backend": "vLLM and transformers round differently, evaluate both with one of them",
@@ -37,128 +32,125 @@ SAME = {
     "tools": "evaluate both with the same tools and limits to compare them",
 }
 
-
-class ResultsError(UserError, ValueError):
-    """Results files that cannot be read, or that cannot be compared with each other."""
+Pairs = list[tuple[list[Record], list[Record]]]  # the records of each problem, before and after
 
 
-def read_results(path: str | Path) -> Results:
-    """Return the results in a file that `evaluate` wrote; ``results`` is the file's path. Raises `UserError`."""
-    results = read_json(path)
-    if not isinstance(results, dict) or results.get("format") != FORMAT or not results.get("rows"):
-        raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
-    # Files of 0.2 call the answer format "template".
-    return {"answer_format": results.get("template"), **results, "results": str(path)}
+class Change(NamedTuple):
+    """A problem whose answer changed, with a completion of each side."""
+
+    id: Any
+    problem: str
+    gold: Any
+    before: str
+    after: str
 
 
-def compare(before: Results, after: Results, right: Sequence[str] = RIGHT) -> PairedDifference:
-    """Return the paired difference in accuracy. Raises `ResultsError` unless `SAME` and the problems are equal."""
-    both = by_problem(before, after)
-    return paired_bootstrap([_score(old, right) for old, _ in both], [_score(new, right) for _, new in both])
+@dataclass(frozen=True)
+class Comparison:
+    """Two evaluations of the same problems, the differences in accuracy (any form, in format), and the changes."""
+
+    before: Evaluation
+    after: Evaluation
+    accuracy: PairedDifference
+    in_format: PairedDifference
+    improvements: Sequence[Change]
+    regressions: Sequence[Change]
+
+    @property
+    def test(self) -> str:
+        """Return the test of `p`.
+
+        With one sample per problem, this is McNemar's exact test. With several samples it is the sign test: the same
+        test on the problems whose share of right answers rose or fell.
+        """
+        return "sign" if any(record.sample for record in self.before.records) else "mcnemar"
+
+    @property
+    def p(self) -> float:
+        return mcnemar(self.accuracy.gained, self.accuracy.lost)
+
+    def to_dict(self, examples: int | None = 3) -> dict[str, Any]:
+        """Return the comparison for ``--json``, with the first ``examples`` changes of each kind."""
+        sides = {}
+        for name, side in (("before", self.before), ("after", self.after)):
+            metrics = side.to_dict(records=False)
+            sides[name] = {metric: metrics.get(metric) for metric in COMPARED}
+        return {
+            "n": self.accuracy.n,
+            **sides,
+            "difference": self.accuracy.difference,
+            "ci95": self.accuracy.ci95,
+            "difference_in_format": self.in_format.difference,
+            "ci95_in_format": self.in_format.ci95,
+            "gained": self.accuracy.gained,
+            "lost": self.accuracy.lost,
+            "test": self.test,
+            "p": self.p,
+            "improvements": [change._asdict() for change in self.improvements[:examples]],
+            "regressions": [change._asdict() for change in self.regressions[:examples]],
+        }
 
 
-def changed(before: Results, after: Results, limit: int | None = 3, lost: bool = False) -> list[dict[str, Any]]:
-    """Return the first ``limit`` problems that went from wrong to right, or with ``lost`` from right to wrong.
-
-    With several samples, these are the problems that are right more often, each with a completion that was wrong before
-    and one that is right after. With ``lost`` it is the reverse.
-    """
-    changes = []
-    for old, new in by_problem(before, after):
-        if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
-            # Both exist: if the share of right answers rose, one was wrong before and one is right after.
-            was = next(row for row in old if (row["category"] in RIGHT) == lost)
-            now = next(row for row in new if (row["category"] in RIGHT) != lost)
-            problem = {name: now[name] for name in ("id", "problem", "gold")}
-            changes.append({**problem, "before": was["completion"], "after": now["completion"]})
-    return changes[:limit]
+def compare(before: Evaluation, after: Evaluation) -> Comparison:
+    """Return the comparison of two evaluations. Raises `ResultsError` unless `SAME` and the problems are equal."""
+    pairs = by_problem(before, after)
+    accuracy, in_format = (
+        paired_bootstrap([_score(old, right) for old, _ in pairs], [_score(new, right) for _, new in pairs])
+        for right in (RIGHT, IN_FORMAT)
+    )
+    return Comparison(before, after, accuracy, in_format, _changes(pairs, lost=False), _changes(pairs, lost=True))
 
 
-def comparison(before: Results, after: Results, examples: int | None = 3) -> dict[str, Any]:
-    """Return all metrics of a comparison, for ``--json``.
-
-    With one sample per problem, ``p`` is McNemar's exact test. With several samples it is the sign test: the same test
-    on the problems whose share of right answers rose or fell.
-    """
-    paired = compare(before, after)
-    several = any(row.get("sample", 0) for row in before["rows"])
-    in_format = compare(before, after, IN_FORMAT)
-    return {
-        "n": paired.n,
-        "before": {name: before.get(name) for name in COMPARED_FIELDS},
-        "after": {name: after.get(name) for name in COMPARED_FIELDS},
-        "difference": paired.difference,
-        "ci95": [paired.lo, paired.hi],
-        "difference_in_format": in_format.difference,
-        "ci95_in_format": [in_format.lo, in_format.hi],
-        "gained": paired.gained,
-        "lost": paired.lost,
-        "test": "sign" if several else "mcnemar",
-        "p": mcnemar(paired.gained, paired.lost),
-        "improvements": changed(before, after, examples),
-        "regressions": changed(before, after, examples, lost=True),
-    }
-
-
-def terminal_table(comparison: Mapping[str, Any]) -> str:
-    """Return the table that ends a run: before, after, and the difference with its 95% paired interval."""
-    return f"{aligned(table(comparison))}\n{moved(comparison)}"
-
-
-def table(comparison: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of `terminal_table`, the header first."""
-    before, after = comparison["before"], comparison["after"]
-    lines = [["", "before", "after", "difference", "95% paired interval"]]
-    for label, name, suffix in (
-        ("accuracy", "accuracy", ""),
-        ("accuracy in format", "accuracy_in_format", "_in_format"),
-    ):
-        lines.append([label, f"{before[name]:.1%}", f"{after[name]:.1%}", *in_points(comparison, suffix)])
-    for category, old in before["categories"].items():
-        new = after["categories"][category]
-        if old or new:
-            lines.append([CATEGORIES.get(category, category), str(old), str(new), f"{new - old:+d}", ""])
-    return lines
-
-
-def moved(comparison: Mapping[str, Any]) -> str:
-    """Return a sentence with the numbers of problems gained and lost, and the significance test."""
-    several = comparison["test"] == "sign"
-    words = "are correct more often, {} less often" if several else "went from wrong to correct, {} back"
-    test = f"{'sign test' if several else 'McNemar, exact'}: p = {comparison['p']:.2g}"
-    return f"{comparison['n']} problems: {comparison['gained']} {words.format(comparison['lost'])} ({test})"
-
-
-def by_problem(before: Results, after: Results) -> list[tuple[list[Row], list[Row]]]:
-    """Return the rows of each problem, before and after, in the same order of samples.
+def by_problem(before: Evaluation, after: Evaluation) -> Pairs:
+    """Return the records of each problem, before and after, in the same order of samples.
 
     Raises `ResultsError` that names what differs.
     """
-    requests = before.get("request") or {}, after.get("request") or {}
-    # An older file has no request, or lacks a field of it.
-    shared = [name for name in requests[0] if name in requests[1] and name not in SAME]
-    remedies = dict.fromkeys(shared, "evaluate both with the same settings to compare them")
-    # The request comes first: its system prompt says more than the hash of the prompts.
-    for name, remedy in {**remedies, **SAME}.items():
-        pair = requests if name in remedies else (before, after)
-        was, now = (results.get(name) for results in pair)
-        if was != now:
-            field = f"request.{name}" if name in remedies else name
-            raise ResultsError(f"{field} differs (before {was!r}, after {now!r}): {remedy}")
-    old, new = ({(str(row["id"]), row.get("sample")): row for row in results["rows"]} for results in (before, after))
-    texts = [{(*key, row.get("problem"), row.get("gold")) for key, row in rows.items()} for rows in (old, new)]
+    _refuse_other_settings(before, after)
+    old, new = ({record.key: record for record in side.records} for side in (before, after))
+    texts = [{(*key, record.problem, record.gold) for key, record in records.items()} for records in (old, new)]
     if alone := sorted(texts[0] ^ texts[1], key=str):
         counts = f"before {len(old)}, after {len(new)}, in one only {len(alone)}, such as {alone[0][0]!r}"
         raise ResultsError(
             f"the problems differ ({counts}): evaluate both on the same data, n and seed to compare them"
         )
-    problems: dict[str, tuple[list[Row], list[Row]]] = {}
-    for key, row in old.items():
+    problems: dict[str, tuple[list[Record], list[Record]]] = {}
+    for key, record in old.items():
         both = problems.setdefault(key[0], ([], []))
-        both[0].append(row)
+        both[0].append(record)
         both[1].append(new[key])
     return list(problems.values())
 
 
-def _score(rows: Sequence[Row], right: Sequence[str] = RIGHT) -> float:
-    return fmean(row["category"] in right for row in rows)
+def _refuse_other_settings(before: Evaluation, after: Evaluation) -> None:
+    requests = [side.settings.get("request") or {} for side in (before, after)]
+    # An older file has no request, or lacks a field of it.
+    shared = [name for name in requests[0] if name in requests[1] and name not in SAME]
+    remedies = dict.fromkeys(shared, "evaluate both with the same settings to compare them")
+    # The request comes first: its system prompt says more than the hash of the prompts.
+    for name, remedy in {**remedies, **SAME}.items():
+        both = requests if name in remedies else (before.settings, after.settings)
+        was, now = (settings.get(name) for settings in both)
+        if was != now:
+            field = f"request.{name}" if name in remedies else name
+            raise ResultsError(f"{field} differs (before {was!r}, after {now!r}): {remedy}")
+
+
+def _changes(pairs: Pairs, lost: bool) -> list[Change]:
+    """Return the problems that went from wrong to right, or with ``lost`` from right to wrong.
+
+    With several samples, these are the problems that are right more often, each with a completion that was wrong before
+    and one that is right after. With ``lost`` it is the reverse.
+    """
+    changes = []
+    for old, new in pairs:
+        if (_score(new) - _score(old)) * (-1 if lost else 1) > 0:
+            # Both exist: if the share of right answers rose, one was wrong before and one is right after.
+            was = next(record for record in old if record.right == lost)
+            now = next(record for record in new if record.right != lost)
+            changes.append(Change(now.id, now.problem, now.gold, was.completion, now.completion))
+    return changes
+
+
+def _score(records: Sequence[Record], right: Sequence[str] = RIGHT) -> float:
+    return fmean(record.category in right for record in records)

@@ -24,6 +24,10 @@ class PairedDifference(NamedTuple):
     gained: int
     lost: int
 
+    @property
+    def ci95(self) -> list[float]:
+        return [self.lo, self.hi]
+
 
 def wilson(successes: float, n: float) -> tuple[float, float]:
     """Return Wilson's 95% score interval of a share (Wilson 1927). It is inside [0, 1] and accurate near both ends.

@@ -3,7 +3,7 @@
 The prompts are split into batches once, by length, and each batch has a separate seed. So the completions of a batch
 do not depend on earlier batches, and an interrupted evaluation resumes with the same answers.
 
-evaluation/backends.py uses vLLM. In training, TRL generates, in `decoding.lean_generation`.
+evaluation/engines.py uses vLLM. In training, TRL generates, in `decoding.lean_generation`.
 """
 
 from bisect import bisect_left

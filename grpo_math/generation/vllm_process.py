@@ -1,6 +1,6 @@
 """Start, watch and stop the process of a vLLM server, and report why it ended.
 
-train/serve.py and evaluation/backends.py choose the options.
+train/serve.py and evaluation/engines.py choose the options.
 """
 
 import contextlib

@@ -13,13 +13,14 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 from yaml import YAMLError
 
-from grpo_math.evaluation.paired import moved, table
+from grpo_math.evaluation.tables import comparison_rows, moved
 from grpo_math.generation.models import auto_class, config_file
 from grpo_math.generation.request import Request, request_from
 from grpo_math.generation.vllm_server import served_rank
 from grpo_math.problems import contamination
 from grpo_math.problems.prompts import PROBLEM, TEMPLATES, as_template
 from grpo_math.problems.sources import SOURCES, hub_id, source_name
+from grpo_math.report.outcome import outcome
 from grpo_math.report.render import render
 from grpo_math.report.run_dir import RunDir, hub_name
 from grpo_math.system.reading import home, read_json
@@ -84,13 +85,15 @@ def result_files(run_dir: Path, checkpoint: str | None = None) -> dict[str, str]
 def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, checkpoint: str | None = None) -> str:
     """Return the card of ``kind`` adapter or model, as Markdown with its metadata at the top. ``checkpoint``: the name
     of the folder with the weights, if they are not the last ones."""
-    results = run.after or run.before or {}
-    dataset, evaluated = _name(run.config.get("dataset")), _name(results.get("data"))
+    evaluation, of_run = run.after or run.before, outcome(run)
+    comparison = of_run.comparison
+    settings = evaluation.settings if evaluation else {}
+    dataset, evaluated = _name(run.config.get("dataset")), _name(evaluation and evaluation.data)
     template, system = str(run.config.get("prompt_template") or ""), run.config.get("system_prompt")
     # A function of the user cannot be printed in a card, so the example shows the bare problem.
     known = template if template in TEMPLATES or PROBLEM in template else PROBLEM
     names = [*RECIPE, *(LORA if kind != "model" else ())]
-    overlap = contamination.overlap_line(results["contamination"]) if results.get("contamination") else ""
+    overlap = contamination.overlap_line(evaluation.contamination) if evaluation and evaluation.contamination else ""
     request = replace(request_from(run.config), temperature=0.0)
     greedy = Request().for_vllm()
     served = {name: value for name, value in request.for_vllm().items() if value != greedy.get(name)}
@@ -105,18 +108,18 @@ def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, check
         base=base,
         kind=kind,
         metadata=_metadata(run, repo_id, base, kind, dataset, evaluated),
-        results=results,
-        comparison=run.comparison,
-        outcomes=table(run.comparison) if run.comparison else [],
-        moved=moved(run.comparison) if run.comparison else "",
+        evaluation=evaluation,
+        outcome=of_run,
+        outcomes=comparison_rows(comparison) if comparison else [],
+        moved=moved(comparison) if comparison else "",
         data=_link(dataset),
         evaluated=_link(evaluated),
         overlap=overlap.partition(": ")[2],
-        findings=[finding for finding in run.findings if finding.level != "info"],
+        findings=[finding for finding in of_run.findings if finding.level != "info"],
         recipe={name: run.config[name] for name in names if run.config.get(name) not in (None, False)},
         template=template if template in TEMPLATES else "",
         prompt=as_template(known, system if isinstance(system, str) else None).prompt(QUESTION),
-        tokens=results.get("max_new_tokens") or run.config.get("max_completion_length") or 256,
+        tokens=settings.get("max_new_tokens") or run.config.get("max_completion_length") or 256,
         rank=served_rank(int(run.config.get("lora_r") or 16)),
         checkpoint=checkpoint,
         files=result_files(run.directory, checkpoint),
@@ -137,10 +140,10 @@ def _metadata(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, datase
                 dataset_type=source.hub if source else evaluated.partition(":")[0],
                 dataset_name=evaluated,
                 dataset_config=source.config if source else None,
-                dataset_split=run.after.get("split"),
+                dataset_split=run.after.settings.get("split"),
                 metric_type="accuracy",
-                metric_name=f"accuracy of {run.after['n']} problems",
-                metric_value=round(run.after["accuracy"], 4),
+                metric_name=f"accuracy of {run.after.summary.n} problems",
+                metric_value=round(run.after.summary.accuracy.value, 4),
             )
         ]
     return ModelCardData(

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from grpo_math.evaluation.paired import terminal_table
+from grpo_math.evaluation.tables import comparison_table
 from grpo_math.report import hub
 from grpo_math.report.card import model_card, trained_base
+from grpo_math.report.outcome import outcome
 from grpo_math.report.page import print_notes, report
 from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run.checkpoints import write_manifest
@@ -30,8 +31,8 @@ def finish_run(config: MathGRPOConfig, target: Path, pushes: bool) -> None:
 def print_result(run: RunDir, target: Path) -> None:
     """Write the report, and print its result and its warnings."""
     files = report(run.directory)
-    if run.comparison:
-        print(terminal_table(run.comparison))
+    if comparison := outcome(run).comparison:
+        print(comparison_table(comparison))
     print_notes(files.notes)
     for finding in files.findings:
         if finding.level != "info":

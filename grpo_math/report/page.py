@@ -20,16 +20,20 @@ from typing import Any, NamedTuple
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation.meaning import SEEDS, SEEDS_FILE, over_seeds
-from grpo_math.evaluation.paired import ResultsError, compare
+from grpo_math.evaluation.evaluation import Evaluation, ResultsError
+from grpo_math.evaluation.meaning import SEEDS
+from grpo_math.evaluation.paired import compare
+from grpo_math.evaluation.probe_results import Seeds, over_seeds, write_seeds
+from grpo_math.evaluation.stats import PairedDifference
 from grpo_math.report import viewer
+from grpo_math.report.outcome import Outcome, outcome
 from grpo_math.report.plots import COLOURS, CSS_COLOURS, FIRST, PLOTS, Plot, curve, curves, png, svg
 from grpo_math.report.progress import duration, progress, spent
 from grpo_math.report.render import flat, page
-from grpo_math.report.run_dir import RunDir, read_run, set_rows
+from grpo_math.report.run_dir import RunDir, read_run
 from grpo_math.run import metrics
 from grpo_math.run.earlier import REPORT, archive, in_the_way
-from grpo_math.run.files import replace_text, write_json, writing
+from grpo_math.run.files import replace_text, writing
 
 CHANGES_SHOWN = 5
 NO_SETTINGS = ("command", "versions", "hardware", "stated")  # entries of config.yaml that are not settings
@@ -42,7 +46,6 @@ CURVES = {
     metrics.REWARD: "Reward",
     metrics.LENGTH_MEAN: "Completion length",
 }
-METRICS_SHOWN = ("accuracy", "accuracy_in_format", "ci95", "n")  # of an evaluation, in the page on several runs
 
 
 class ReportFiles(NamedTuple):
@@ -71,8 +74,8 @@ def print_notes(notes: list[str]) -> None:
 def report(run_dir: str | Path) -> ReportFiles:
     """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory."""
     run = read_run(run_dir)
-    findings = run.findings
-    drawn = [(plot, lines) for plot in PLOTS if (lines := curves(run.evaluated_history, plot))] if run.history else []
+    of_run = outcome(run)
+    drawn = [(plot, lines) for plot in PLOTS if (lines := curves(of_run.history, plot))] if run.history else []
     names = {f"plots/{name}.png": REPORT["plots/*.png"] for name in ("training", "details")}
     archive(run.directory, in_the_way(run.directory, {**REPORT, **names}))
     plots = []
@@ -88,7 +91,7 @@ def report(run_dir: str | Path) -> ReportFiles:
     text = page(
         title=f"Run {run.name}",
         run=run,
-        findings=findings,
+        outcome=of_run,
         checks=list(CHECKS.values()),
         figures=[svg(plot, lines) for plot, lines in drawn],
         first=FIRST,
@@ -99,14 +102,13 @@ def report(run_dir: str | Path) -> ReportFiles:
         changes={viewer.CHANGES[0, 1]: "improvements", viewer.CHANGES[1, 0]: "regressions"},
         shown=CHANGES_SHOWN,
         categories=metrics.CATEGORIES,
-        sources=viewer.sources(run),
+        sources=viewer.sources(run, compared=of_run.comparison is not None),
         tables=_tables(run),
-        sets=set_rows(run),
     )
     html = run.directory / "report.html"
     # A browser may reload the page of a run that is under way: it reads the old page or the new one, never a part.
     replace_text(html, text)
-    return ReportFiles(html, plots, findings, run.notes)
+    return ReportFiles(html, plots, of_run.findings, run.notes)
 
 
 def _date(run: RunDir) -> str:
@@ -139,11 +141,13 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
     if len(run_dirs) > len(COLOURS):
         raise ConfigError("run_dir", len(run_dirs), "are too many runs for a page", f"give at most {len(COLOURS)}")
     runs = [read_run(name) for name in run_dirs]
-    # This also adds notes to the runs, so the notes are collected after it.
-    rows, settings = [_row(run, runs[0]) for run in runs], differing(runs)
+    # These two also add notes to the runs, so the notes are collected after them.
+    against = [None, *(_against(run, runs[0]) for run in runs[1:])]
+    outcomes, settings = [outcome(run) for run in runs], differing(runs)
+    rows = [_row(*of_run) for of_run in zip(runs, outcomes, against, strict=True)]
     folder = Path(os.path.commonpath([Path(name).resolve().parent for name in run_dirs]))
     target = Path(output) if output else folder / "comparison.html"
-    seeds = _seeds(runs, settings)
+    seeds = _seeds(runs, outcomes, settings)
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     text = page(
         title=f"{len(runs)} runs: {', '.join(run.name for run in runs)}",
@@ -153,50 +157,60 @@ def report_several(run_dirs: Sequence[str | Path], output: str | Path | None = N
         seeds_words=SEEDS,
         notes=notes,
         duration=duration,
-        figures=_figures(runs),
+        figures=_figures(outcomes),
         first=len(CURVES),
     )
     replace_text(target, text)
-    return {"html": str(target), "runs": rows, "settings": settings, "seeds": seeds, "notes": notes}
+    return {"html": str(target), "runs": rows, "settings": settings, "seeds": seeds and seeds._asdict(), "notes": notes}
 
 
-def _seeds(runs: Sequence[RunDir], settings: Mapping[str, Any]) -> dict[str, Any] | None:
+def _seeds(runs: Sequence[RunDir], outcomes: Sequence[Outcome], settings: Mapping[str, Any]) -> Seeds | None:
     """Return the mean difference over runs that differ in the seed alone, and write it for the report of each; else
     None."""
-    differences = [run.comparison["difference"] for run in runs if run.comparison]
+    differences = [of_run.comparison.accuracy.difference for of_run in outcomes if of_run.comparison]
     seeds = {str(run.config.get("seed")) for run in runs}
     # Two runs of one seed are one run.
     if not settings.keys() <= {"seed", "data_seed"} or not len(seeds) == len(differences) == len(runs):
         return None
     result = over_seeds(differences)
     for run in runs:
-        file = run.directory / "evaluation" / SEEDS_FILE
-        file.parent.mkdir(exist_ok=True)
-        write_json(file, {"seeds": result, "problems_hash": run.after and run.after.get("problems_hash")})
+        write_seeds(result, run.after.problems_hash if run.after else None, run.directory / "evaluation")
     return result
 
 
-def _row(run: RunDir, first: RunDir) -> dict[str, Any]:
-    """Return the metrics of a run, with the difference of its model from the first run's on the same problems."""
-    against = None
-    if run is not first and run.after and first.after:
-        try:
-            against = compare(first.after, run.after)
-        except ResultsError as error:
-            run.notes.append(f"not compared with {first.name}: {error}")
-    paired, state = run.comparison, progress(run)
+def _against(run: RunDir, first: RunDir) -> PairedDifference | None:
+    """Return the difference of a run's model from the first run's on the same problems."""
+    try:
+        return compare(first.after, run.after).accuracy if first.after and run.after else None
+    except ResultsError as error:
+        run.notes.append(f"not compared with {first.name}: {error}")
+        return None
+
+
+def _row(run: RunDir, of_run: Outcome, against: PairedDifference | None) -> dict[str, Any]:
+    """Return the metrics of a run. ``against``: its difference from the first run."""
+    state = progress(run)
     return {
         "run_dir": str(run.directory),
         "model": run.model,
         "step": state.step,
         "steps": state.total,
-        "n": run.after["n"] if run.after else None,
-        "before": run.before and {name: run.before[name] for name in METRICS_SHOWN},
-        "after": run.after and {name: run.after[name] for name in METRICS_SHOWN},
-        "difference": paired and {name: paired[name] for name in ("difference", "ci95")},
-        "against_first": against and {"difference": against.difference, "ci95": [against.lo, against.hi]},
+        "n": run.after.summary.n if run.after else None,
+        "before": run.before and _metrics(run.before),
+        "after": run.after and _metrics(run.after),
+        "difference": of_run.comparison and _difference(of_run.comparison.accuracy),
+        "against_first": against and _difference(against),
         "seconds": round(sum(spent(run).values()), 1),
     }
+
+
+def _metrics(evaluation: Evaluation) -> dict[str, Any]:
+    (accuracy, ci95, n), in_format = evaluation.summary.accuracy, evaluation.summary.accuracy_in_format
+    return {"accuracy": accuracy, "accuracy_in_format": in_format, "ci95": ci95, "n": n}
+
+
+def _difference(paired: PairedDifference) -> dict[str, Any]:
+    return {"difference": paired.difference, "ci95": paired.ci95}
 
 
 def differing(runs: Sequence[RunDir]) -> dict[str, list[str | None]]:
@@ -215,13 +229,13 @@ def differing(runs: Sequence[RunDir]) -> dict[str, list[str | None]]:
     return {name: each for name, each in values.items() if len(set(each)) > 1}
 
 
-def _figures(runs: Sequence[RunDir]) -> list[dict[str, Any]]:
+def _figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return a figure for each of `CURVES` that a run has, with a line per run under its letter."""
     figures = []
     for key, title in CURVES.items():
         plot = Plot(title, f"{metrics.METRICS[key].meaning}.".capitalize(), ((key, ""),))
         # A run without the metric keeps its colour.
-        lines = [curve(run.evaluated_history, key, letter) for letter, run in zip(ascii_uppercase, runs, strict=False)]
+        lines = [curve(one.history, key, letter) for letter, one in zip(ascii_uppercase, outcomes, strict=False)]
         if any(line.steps for line in lines):
             figures.append(svg(plot, lines))
     return figures

@@ -59,15 +59,18 @@ def spent(run: RunDir) -> dict[str, float]:
     """Return the seconds of each phase of the steps, of the remaining time of the steps, and of the evaluations.
 
     >>> from pathlib import Path
+    >>> from grpo_math.evaluation.evaluation import Evaluation
+    >>> from grpo_math.evaluation.summary import Record, summarize
     >>> line = {"step": 4, "step_time": 10.0, "seconds/generate": 6.0, "seconds/update": 3.0}  # means over four steps
     >>> history = [{**line, "eval_math500_runtime": 2.5}]
-    >>> spent(RunDir(Path("x"), history=history, before={"seconds": 5.0, "rows": []}))
+    >>> before = Evaluation({"samples": 1}, summarize([Record("a")]), [], seconds=5.0)
+    >>> spent(RunDir(Path("x"), history=history, before=before))
     {'generation': 24.0, 'update': 12.0, 'other': 4.0, 'evaluation': 7.5}
     """
     seconds = {name: total(run, key) for key, name in PHASES.items()}
     seconds["other"] = max(0.0, total(run, metrics.SECONDS_STEP) - sum(seconds.values()))
     during = sum(value for row in run.history for name, value in row.items() if name.endswith("_runtime"))
-    seconds["evaluation"] = during + sum(results.get("seconds", 0.0) for results in run.sides.values())
+    seconds["evaluation"] = during + sum(evaluation.seconds for evaluation in run.sides.values())
     return {name: value for name, value in seconds.items() if value > 0}
 
 

@@ -8,9 +8,10 @@ from operator import attrgetter, itemgetter
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
+from grpo_math.evaluation.summary import Record
 from grpo_math.report.run_dir import RunDir
 from grpo_math.rewards.inputs import completion_text
-from grpo_math.run.metrics import CATEGORIES, RIGHT
+from grpo_math.run.metrics import CATEGORIES
 
 CHANGES = {(0, 1): "wrong to correct", (1, 0): "correct to wrong", (1, 1): "correct twice", (0, 0): "wrong twice"}
 MOST_TEXT = 20_000_000  # characters of all completions of a source: more would be too large for a browser
@@ -46,9 +47,12 @@ class Source(NamedTuple):
     labels: dict[str, str]
 
 
-def sources(run: RunDir) -> list[Source]:
-    """Return the sources that have rows, evenly thinned if they are too large."""
-    heldout = Source("Held-out problems", _heldout(run), CATEGORIES)
+def sources(run: RunDir, compared: bool) -> list[Source]:
+    """Return the sources that have rows, evenly thinned if they are too large.
+
+    ``compared``: the evaluations before and after are of the same problems.
+    """
+    heldout = Source("Held-out problems", _heldout(run, compared), CATEGORIES)
     # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
     groups = [list(rows) for _, rows in groupby(run.completions, key=itemgetter("step", "group"))]
     training = Source("Training completions", [_training(rows) for rows in groups], {})
@@ -72,27 +76,26 @@ def _leave_out_constants(facts: Sequence[dict[str, Any]]) -> None:
                 one.pop(name, None)
 
 
-def _heldout(run: RunDir) -> list[dict[str, Any]]:
+def _heldout(run: RunDir, compared: bool) -> list[dict[str, Any]]:
     """Return a row per problem and sample. Evaluations that are not comparable do not share rows."""
-    problems: dict[Any, dict[str, Row]] = {}
-    for name, results in run.sides.items():
-        for row in results["rows"]:
-            key = (row["id"], row.get("sample"), run.comparison is not None or name)
-            problems.setdefault(key, {})[name] = row
+    problems: dict[Any, dict[str, Record]] = {}
+    for name, evaluation in run.sides.items():
+        for record in evaluation.records:
+            problems.setdefault((record.key, compared or name), {})[name] = record
     items = []
     for sides in problems.values():
-        row = next(iter(sides.values()))
-        fields = {name: [side["category"]] for name, side in sides.items()}
+        record = next(iter(sides.values()))
+        fields = {name: [side.category] for name, side in sides.items()}
         if len(sides) == 2:
-            was, now = (int(side["category"] in RIGHT) for side in sides.values())
+            was, now = (int(side.right) for side in sides.values())
             fields = {"change": [CHANGES[was, now]], **fields}
         items.append(
             {
-                "title": {"": row["id"], "gold": row.get("gold")},
-                "question": str(row.get("problem")),
-                "completions": [_completion(name, str(side["category"]), side) for name, side in sides.items()],
+                "title": {"": record.id, "gold": record.gold},
+                "question": record.problem,
+                "completions": [_completion(name, side.category, side.to_dict()) for name, side in sides.items()],
                 "fields": fields,
-                "keys": {f"tokens {name}": side["tokens"] for name, side in sides.items() if "tokens" in side},
+                "keys": {f"tokens {name}": side.tokens for name, side in sides.items()},
             }
         )
     return items

@@ -1,47 +1,43 @@
 """The metrics of the held-out sets that a run evaluates during training, under transformers' names."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerCallback
 
-from grpo_math.evaluation.paired import Results, compare
+from grpo_math.evaluation.evaluation import Evaluation
+from grpo_math.evaluation.paired import compare
+from grpo_math.evaluation.summary import Summary
+from grpo_math.evaluation.tables import points
 from grpo_math.run import metrics
 
 
-def heldout_metrics(name: str, results: Mapping[str, Any]) -> dict[str, float]:
+def heldout_metrics(name: str, evaluation: Evaluation) -> dict[str, float]:
     """Return the metrics of a set. With several samples the accuracy is mean@n.
 
-    >>> results = {"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30, "samples": 8, "ci95": [0.25, 0.75]}
-    >>> results |= {"seconds": 9.5, "pass@k": {"8": 0.75}, "pass@k_ci95": {"8": [0.5, 0.9]}}
-    >>> results |= {"maj@k": {"8": 0.5}, "maj@k_ci95": {"8": [0.25, 0.75]}}
-    >>> heldout_metrics("amc", results)  # doctest: +NORMALIZE_WHITESPACE
-    {'eval_amc_accuracy': 0.5, 'eval_amc_accuracy_in_format': 0.25, 'eval_amc_n': 30, 'eval_amc_runtime': 9.5,
-     'eval_amc_ci95_low': 0.25, 'eval_amc_ci95_high': 0.75,
-     'eval_amc_pass@8': 0.75, 'eval_amc_pass@8_ci95_low': 0.5, 'eval_amc_pass@8_ci95_high': 0.9,
-     'eval_amc_maj@8': 0.5, 'eval_amc_maj@8_ci95_low': 0.25, 'eval_amc_maj@8_ci95_high': 0.75}
+    >>> from grpo_math.evaluation.summary import Record, summarize
+    >>> records = [Record("a", sample, answer="7", category="correct") for sample in range(2)]
+    >>> evaluation = Evaluation({"samples": 2}, summarize(records, 2), records, seconds=9.5)
+    >>> for name, value in heldout_metrics("amc", evaluation).items():
+    ...     print(f"{name}={value:.3g}", end=" ")
+    eval_amc_accuracy=1 eval_amc_accuracy_in_format=1 eval_amc_n=1 eval_amc_runtime=9.5 eval_amc_ci95_low=0.207 ...
     """
-    values = {figure: results[figure] for figure in (metrics.ACCURACY, metrics.ACCURACY_IN_FORMAT, "n")}
-    values["runtime"] = results["seconds"]  # transformers' name
-    values["ci95_low"], values["ci95_high"] = results["ci95"]
-    samples = results["samples"]
-    for kind in ("pass", "maj") if samples > 1 else ():
-        name_of_k, k = f"{kind}@{samples}", str(samples)
-        values[name_of_k] = results[f"{kind}@k"][k]
-        values[f"{name_of_k}_ci95_low"], values[f"{name_of_k}_ci95_high"] = results[f"{kind}@k_ci95"][k]
+    summary, samples = evaluation.summary, evaluation.samples
+    values = {metrics.ACCURACY: summary.accuracy.value, metrics.ACCURACY_IN_FORMAT: summary.accuracy_in_format}
+    values |= {"n": summary.n, "runtime": evaluation.seconds}  # transformers' name
+    values["ci95_low"], values["ci95_high"] = summary.accuracy.ci95
+    for kind, by_k in {"pass": summary.pass_at_k, "maj": summary.maj_at_k}.items() if samples > 1 else ():
+        label, share = f"{kind}@{samples}", by_k[samples]
+        values[label] = share.value
+        values[f"{label}_ci95_low"], values[f"{label}_ci95_high"] = share.ci95
     return {f"{metrics.EVAL_PREFIX}{name}_{figure}": value for figure, value in values.items()}
 
 
-def default_set_metrics(results: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that the findings compare with before.json and after.json, which are over the same set.
-
-    >>> default_set_metrics({"accuracy": 0.5, "accuracy_in_format": 0.25, "n": 30})
-    {'heldout/accuracy': 0.5, 'heldout/accuracy_in_format': 0.25, 'heldout/n': 30}
-    """
+def default_set_metrics(summary: Summary) -> dict[str, float]:
+    """Return the metrics that the findings compare with before.json and after.json, which are over the same set."""
     return {
-        metrics.HELDOUT_ACCURACY: results[metrics.ACCURACY],
-        metrics.HELDOUT_IN_FORMAT: results[metrics.ACCURACY_IN_FORMAT],
-        metrics.HELDOUT_N: results["n"],
+        metrics.HELDOUT_ACCURACY: summary.accuracy.value,
+        metrics.HELDOUT_IN_FORMAT: summary.accuracy_in_format,
+        metrics.HELDOUT_N: summary.n,
     }
 
 
@@ -59,19 +55,19 @@ class StopAt(TrainerCallback):
             control.should_training_stop = control.should_save = True
 
 
-def best_and_last(best: Results, last: Results, step: int) -> str:
+def best_and_last(best: Evaluation, last: Evaluation, step: int) -> str:
     """Return a line: do the best checkpoint and the last weights differ, by the paired test?
 
-    >>> row = {"problem": "1 + 1?", "gold": "2", "completion": "3", "category": "wrong_answer"}
-    >>> rows = [{"id": number, **row} for number in range(40)]
-    >>> correct = [{**row, "category": "correct"} for row in rows]
-    >>> best_and_last({"rows": correct[:2] + rows[2:]}, {"rows": rows}, 7)
+    >>> from grpo_math.evaluation.summary import Record, summarize
+    >>> def right(n: int) -> Evaluation:
+    ...     records = [Record(i, category="correct" if i < n else "wrong_answer") for i in range(40)]
+    ...     return Evaluation({"samples": 1}, summarize(records), records)
+    >>> best_and_last(right(2), right(0), 7)
     'best     checkpoint-7: +5.0 points [...] against the last weights, on 40 problems ...: they do not differ clearly'
-    >>> best_and_last({"rows": rows}, {"rows": correct[:30] + rows[30:]}, 7)
+    >>> best_and_last(right(0), right(30), 7)
     'best     checkpoint-7: -75.0 points [...] against the last weights, on 40 problems ...: they differ'
     """
-    paired = compare(last, best)
-    verdict = "they differ" if paired.lo > 0 or paired.hi < 0 else "they do not differ clearly"
-    interval = f"[{100 * paired.lo:+.1f}, {100 * paired.hi:+.1f}]"
-    difference = f"{100 * paired.difference:+.1f} points {interval} against the last weights"
-    return f"best     checkpoint-{step}: {difference}, on {paired.n} problems that did not choose it: {verdict}"
+    accuracy = compare(last, best).accuracy
+    verdict = "they differ" if accuracy.lo > 0 or accuracy.hi < 0 else "they do not differ clearly"
+    difference = f"{points(accuracy)} against the last weights"
+    return f"best     checkpoint-{step}: {difference}, on {accuracy.n} problems that did not choose it: {verdict}"

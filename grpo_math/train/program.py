@@ -15,7 +15,6 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -35,10 +34,11 @@ from grpo_math.checks.setup import Setup
 from grpo_math.checks.training import can_sample, probe
 from grpo_math.errors import ConfigError, OutOfMemory, PushError, RewardError, UserError, WriteError, printed
 from grpo_math.evaluation import suite
-from grpo_math.evaluation.from_trainer import over_ranks
-from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.evaluation import Evaluation, write
+from grpo_math.evaluation.evaluator import evaluate_engine
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.toolbox import toolbox
+from grpo_math.evaluation.trainer_engines import open_engine
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
@@ -50,7 +50,6 @@ from grpo_math.rewards.functions import no_reward
 from grpo_math.run import checkpoints, lock, resume
 from grpo_math.run.earlier import archive_results
 from grpo_math.run.failures import LostRank, failure, limit_waiting
-from grpo_math.run.files import write_json
 from grpo_math.run.log import StopOnSignal, TrimLogHistory, Watchdog
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings import recipe
@@ -292,11 +291,10 @@ class TrainingRun:
         if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        self.last_results = results = self.score_whole(whole)
-        if name == "after":
-            results["adapter"] = str(self.target) if self.settings.model.use_peft else None
+        self.last_evaluation = evaluation = self.score(whole)
+        adapter = str(self.target) if name == "after" and self.settings.model.use_peft else None
         if self.is_main:
-            write_json(file, results)
+            write(replace(evaluation, settings={**evaluation.settings, "adapter": adapter}), file)
 
     def train(self, stop: Stop) -> None:
         """Train to the last step, or to the step in which a signal came, and print that step."""
@@ -334,37 +332,36 @@ class TrainingRun:
         chose, whole = {row["problem"] for one in plan.during for row in one.rows}, plan.before_and_after
         if whole and not chose & {row["problem"] for row in whole.rows}:
             self.trainer._load_best_model()
-            line = heldout.best_and_last(self.score_whole(whole), self.last_results, best)
+            line = heldout.best_and_last(self.score(whole), self.last_evaluation, best)
         if self.is_main:
             print(line)
 
     # Methods that the steps above share
 
-    def score_whole(self, whole: HeldOutSet) -> dict[str, Any]:
-        """Return the results of the model as it is now on the problems of before.json and after.json."""
-        return self.score(whole, Output(contamination=self.setup.problems.overlap))
-
-    def score(self, one: HeldOutSet, output: Output) -> dict[str, Any]:
-        """Return the results of the model as it is now on a set."""
+    def score(self, one: HeldOutSet, progress: bool = True) -> Evaluation:
+        """Return the evaluation of the model as it is now on a set."""
         _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
         request = request_from(self.setup.settings.values())
-        return over_ranks(
-            self.trainer,
-            one.rows,
-            Sampling(samples, temperature, request.max_new_tokens),
-            replace(output, extra={"data": one.data, "split": one.split}),
-            request,
-            tools=self.tools,
-            grade_timeout=self.config.grade_timeout,
-        )
+        with open_engine(self.trainer, self.tools) as engine:
+            return evaluate_engine(
+                engine,
+                one.rows,
+                Sampling(samples, temperature, request.max_new_tokens),
+                request,
+                about={"data": one.data, "split": one.split},
+                tools=self.tools,
+                grade_timeout=self.config.grade_timeout,
+                contamination=self.setup.problems.overlap,
+                progress=progress,
+            )
 
     def evaluate_heldout(self) -> dict[str, float]:
         """Return the metrics of the sets that are evaluated during training."""
         values: dict[str, float] = {}
         for one in self.setup.problems.evaluation.during:
-            results = self.score(one, Output(progress=False))
-            values |= heldout.heldout_metrics(folder_name(one.data), results)
-            values |= {} if self.run.heldout else heldout.default_set_metrics(results)
+            evaluation = self.score(one, progress=False)
+            values |= heldout.heldout_metrics(folder_name(one.data), evaluation)
+            values |= {} if self.run.heldout else heldout.default_set_metrics(evaluation.summary)
         return values
 
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.series import evaluation_line
+from grpo_math.evaluation.evaluation import Evaluation, write
+from grpo_math.evaluation.summary import Record, Share, summarize
 from grpo_math.grading import GRADER
 from grpo_math.report.plots import PLOTS, curves
 from grpo_math.run import metrics
@@ -113,7 +115,7 @@ def without_heldout(lines):
 
 
 def scored(step, accuracy, n=64):
-    return evaluation_line(step, {"accuracy": accuracy, "n": n})
+    return evaluation_line(step, Share(accuracy, [], n))
 
 
 def evaluated(before, after, *between):
@@ -644,7 +646,9 @@ def test_a_run_is_diagnosed_at_first_every_tenth_step_and_at_last_and_prints_eac
     history = History(tmp_path)
     diagnosis = Diagnosis(history, CONFIG, tell=lambda *words, logs: told.append((*words, logs)))
     (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "before.json").write_text(json.dumps({"grader": GRADER, "accuracy": 0.9, "n": 1000}))
+    records = [Record(i, category="correct" if i < 900 else "wrong_answer") for i in range(1000)]
+    settings = {"grader": GRADER, "samples": 1, "temperature": 0.0}
+    write(Evaluation(settings, summarize(records), records), tmp_path / "before.json")
     lines = [*steady(truncated=0.3, kl=then(0.0, 9.0, 23), steps=31), *scored(31, 0.1, 1000)]
     for line in lines:
         history.append(line[metrics.STEP], line)

@@ -11,7 +11,7 @@ from small_model import END
 from small_runs import write_adapter_run
 
 from grpo_math.cli import main
-from grpo_math.evaluation import backends, results
+from grpo_math.evaluation import engines, evaluator
 from grpo_math.evaluation.meaning import beginnings
 from grpo_math.evaluation.stats import wilson
 from grpo_math.generation.completions import read_off
@@ -19,6 +19,7 @@ from grpo_math.generation.request import DEFAULT_REQUEST
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.generated import stories
 from grpo_math.problems.sources import folder_name
+from grpo_math.report.outcome import outcome
 from grpo_math.report.page import report
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.resume import problem_hashes, write_problems
@@ -34,11 +35,11 @@ def trained(small, tmp_path):
 
 def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
     write_problems(trained, problem_hashes(load_problems("generated:sums", "heldout", limit=3)))
-    monkeypatch.setattr(results, "grade_batch", Mock(wraps=results.grade_batch))
+    monkeypatch.setattr(evaluator, "grade_batch", Mock(wraps=evaluator.grade_batch))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
     text, err = capsys.readouterr()
     assert f"warning: 3 of the 4 problems of generated:sums are training problems of {trained}: " in err
-    assert {call.kwargs["timeout"] for call in results.grade_batch.call_args_list} == {2.5}
+    assert {call.kwargs["timeout"] for call in evaluator.grade_batch.call_args_list} == {2.5}
     table, *_, first, second = text.splitlines()
     files = [trained / f"evaluation/generated_sums/{name}.json" for name in ("base", "trained")]
     assert [first, second] == [f"results   {file}" for file in files]
@@ -55,7 +56,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
     assert after.items() >= (asked | {"adapter": str(trained / "adapter")}).items()
     changed = {name for name in base if base[name] != after[name]}
     assert {"weights_hash", "rows"} <= changed <= base.keys() - {"prompt_hash", "problems_hash", "samples", "n"}
-    monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
+    monkeypatch.setattr(engines.Model, "generator", None)  # all answers are there
     assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"base", "trained", "comparison"}
@@ -66,7 +67,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
         "seconds": answer["trained"]["seconds"],
     }
     assert answer["comparison"]["n"] == 4
-    assert [side["results"] for side in read_run(trained).sides.values()] == [str(file) for file in files]
+    assert [side.path for side in read_run(trained).sides.values()] == [str(file) for file in files]
 
 
 TWENTY = [{**row, "problem": f"{row['problem']} How many plums has Ada?", "answer": "7"} for row in stories(20, seed=5)]
@@ -104,7 +105,7 @@ def probed(trained, monkeypatch, tmp_path):
 
         return generate
 
-    monkeypatch.setattr(backends.Model, "generator", generator)
+    monkeypatch.setattr(engines.Model, "generator", generator)
     stop = {}
     words = ["evaluate", "--run", str(trained), "--data", str(file), "--probe", "--batch_size", "20"]
     return words, trained / "evaluation" / folder_name(str(file)) / "trained.probe.json", stop, asked
@@ -138,7 +139,7 @@ def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_kil
     ]
     assert memory["problems"]["base"]["ci95"] == list(wilson(6, 20))
     assert memory["finding"].startswith("the base model continues 30.0% of 20 problems word by word")
-    assert read_run(trained).findings[0].check == "known_by_heart"
+    assert outcome(read_run(trained)).findings[0].check == "known_by_heart"
 
     for results_file in file.parent.iterdir():
         results_file.unlink()
@@ -168,7 +169,7 @@ def test_problems_that_are_too_short_are_not_measured(trained, script, capsys):
     script({"What is": ["#### 1"]})
     assert main(["evaluate", "--run", str(trained), *ASKED, "--probe", "--probe_samples", "2"]) == 0
     assert "Known by heart: not measured: the problems are too short" in capsys.readouterr().out
-    assert [line.title for line in read_run(trained).meaning] == [
+    assert [line.title for line in outcome(read_run(trained)).meaning] == [
         *("Skill or form", "At as many tokens", "Known by heart", "Other seeds")
     ]
 
@@ -208,13 +209,13 @@ def test_each_set_of_a_run_has_its_own_files_and_a_row_in_the_report(trained, sc
     assert [main([*words, "generated:products"]), read_run(trained).sets] == [0, []]
     assert main([*words, "generated:sums"]) == 0
     run = read_run(trained)
-    assert [(before["data"], after["data"]) for before, after in run.sets] == [
+    assert [(before.data, after.data) for before, after in run.sets] == [
         (f"generated:{name}",) * 2 for name in ("products", "sums")
     ]
     assert (run.before, run.after) == run.sets[0]
     # The evaluations of training come first.
     for name, side in zip(("before", "after"), run.sets[1], strict=True):
-        (trained / f"{name}.json").write_text(json.dumps(side | {"data": "own"}))
+        (trained / f"{name}.json").write_text(json.dumps(side.to_dict() | {"data": "own"}))
     text = report(trained).html.read_text()
     assert re.findall(r'<tr><th scope="row">(own|gen[^<]*)</th><td>(\d+)', text) == [
         (data, "2") for data in ("own", "generated:products", "generated:sums")
@@ -246,7 +247,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "data" / "aime2025", {"id": "0", "problem": "What is 3 + 4?", "answer": "7"})
     folder(tmp_path / "data" / "minerva", {"question": "What is 3 + 5?", "answer": "8"})
-    monkeypatch.setattr(backends, "load_weights", Mock(wraps=backends.load_weights))
+    monkeypatch.setattr(engines, "load_weights", Mock(wraps=engines.load_weights))
     asked = [
         *("evaluate", "--model", small, "--dataset", "aime2025,generated:sums,minerva"),
         *("--n", "2", "--max_completion_length", "4", "--batch_size", "4"),
@@ -254,7 +255,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
     assert main([*asked, "--json"]) == 0
     results = json.loads(capsys.readouterr().out.splitlines()[-1])["sets"]  # DeepSpeed says hello
     assert list(results) == ["aime2025", "generated:sums", "minerva"]
-    backends.load_weights.assert_called_once_with(small, None, DEFAULT_REQUEST)
+    engines.load_weights.assert_called_once_with(small, None, DEFAULT_REQUEST)
     kept = [json.loads(Path(of["results"]).read_text()) for of in results.values()]
     assert [(one["answer_format"], one["samples"], one["temperature"]) for one in kept] == [
         ("boxed", 32, 0.6),
@@ -262,7 +263,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
         ("boxed", 1, 0.0),
     ]
     assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
-    monkeypatch.setattr(backends.Model, "generator", None)  # all answers are there
+    monkeypatch.setattr(engines.Model, "generator", None)  # all answers are there
     assert main(asked) == 0
     assert capsys.readouterr().out.splitlines() == [
         "                n  mean@  accuracy  95% interval  in format     cut",
@@ -299,7 +300,7 @@ MODEL = ["--model", "embedded"]
         ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
         ([*MODEL, "--data", "gsm8k", "--tools", "pyhton"], "tools='pyhton' is not known: did you mean 'python'?"),
         ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
-        (["--compare", "damaged.json", "damaged.json"], "damaged.json or damaged.json cannot be read (KeyError: 'id')"),
+        (["--compare", "damaged.json", "damaged.json"], "damaged.json cannot be read (KeyError: 'n')"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):

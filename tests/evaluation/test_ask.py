@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends
+from grpo_math.evaluation import engines
 from grpo_math.evaluation.ask import LoadedModels
 from grpo_math.problems.prompts import as_template
 
@@ -21,7 +21,7 @@ def run(small, tmp_path):
 
 
 def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch):
-    monkeypatch.setattr(backends, "inference_dtype", lambda path: "float32")  # without near ties
+    monkeypatch.setattr(engines, "inference_dtype", lambda path: "float32")  # without near ties
     both = LoadedModels(str(run))
     assert both.models["base"] is both.models["trained"], "the base is loaded once"
     output = {name: "".join(stream) for name, stream in both.answers(QUESTION).items()}

@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 
 from grpo_math.errors import ConfigError
+from grpo_math.evaluation.evaluation import store, stored
 from grpo_math.evaluation.fingerprint import problems_hash, prompt_hash, weights_hash
-from grpo_math.evaluation.results import store, stored
+from grpo_math.evaluation.summary import Record
 from grpo_math.problems.datasets import load_problems
 from grpo_math.system.reading import Unreadable
 
 ABOUT = {"model": "m", "seed": 0}
-LINES = [{"id": i, "text": "½ of a line\n" * i} for i in range(3)]
+LINES = [Record(i, completion="½ of a line\n" * i) for i in range(3)]
 
 
 def test_a_file_that_was_cut_at_any_byte_goes_on(tmp_path):

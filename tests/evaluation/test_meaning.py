@@ -1,48 +1,61 @@
 """The lines of "What this number means", by hand: two problems with two samples, one right before and three after."""
 
+from dataclasses import replace
+
 import pytest
 
-from grpo_math.evaluation.meaning import SEEDS, budget, meaning, memory, over_seeds
+from grpo_math.evaluation.evaluation import Evaluation
+from grpo_math.evaluation.meaning import SEEDS, meaning
+from grpo_math.evaluation.paired import Comparison
+from grpo_math.evaluation.probe_results import Probe, budget, memory, over_seeds, read_probe
+from grpo_math.evaluation.stats import PairedDifference
+from grpo_math.evaluation.summary import Record, Share, Summary, summarize
 from grpo_math.run import metrics
+from grpo_math.run.files import write_json
 
 RIGHT, WRONG = metrics.RIGHT[0], "wrong_answer"
 
 
-def results(answers, tokens, in_format, cut):
-    """``answers``: of p and q, those that begin with 1 are right."""
-    rows = [
-        {"id": name, "sample": i, "answer": answer, "category": RIGHT if answer[0] == "1" else WRONG}
-        for name, given in zip("pq", answers, strict=True)
-        for i, answer in enumerate(given)
+def evaluation(answers, tokens, in_format, cut):
+    """``answers``: of p and q, those that begin with 1 are right. ``cut``: completions that the limit has cut."""
+    given = [(name, i, answer) for name, some in zip("pq", answers, strict=True) for i, answer in enumerate(some)]
+    records = [
+        Record(
+            name,
+            i,
+            answer=answer,
+            category=RIGHT if answer[0] == "1" else WRONG,
+            tokens=n,
+            in_format=in_format,
+            truncated=number < cut,
+        )
+        for number, ((name, i, answer), n) in enumerate(zip(given, tokens, strict=True))
     ]
-    for row, n in zip(rows, tokens, strict=True):
-        row.update(tokens=n, in_format=in_format)
-    shared = {"samples": 2, "temperature": 0.5, "pass@k": {"1": 0, "2": 0}, "n": 2}
-    return {**shared, "rows": rows, "categories": {"truncated": cut}}
+    return Evaluation({"samples": 2, "temperature": 0.5, "data": "a/b"}, summarize(records, 2), records)
 
 
-BEFORE = results([["1", "2"], ["3", "3"]], [5, 15, 10, 10], in_format=False, cut=0)
-AFTER = results([["1", "1"], ["4", "1"]], [25, 25, 20, 30], in_format=True, cut=1)
+BEFORE = evaluation([["1", "2"], ["3", "3"]], [5, 15, 10, 10], in_format=False, cut=0)
+AFTER = evaluation([["1", "1"], ["4", "1"]], [25, 25, 20, 30], in_format=True, cut=1)
 
 
 def test_the_votes_of_as_many_tokens_are_those_of_the_base():
     measured = budget(BEFORE, AFTER)
-    equal = measured.pop("equal_tokens")
-    assert (equal.pop("k"), equal.pop("base_tokens"), equal.pop("trained_tokens")) == (2, 20.0, 25.0)
-    table = measured.pop("k")
-    assert measured == {"samples": 2, "temperature": 0.5}
+    equal = measured.equal_tokens
+    assert (equal.k, equal.base_tokens, equal.trained_tokens) == (2, 20.0, 25.0)
+    assert (measured.samples, measured.temperature) == (2, 0.5)
     # A tie wins half.
     expected = [(0.25, 0.75), (0.25, 0.75), (0.5, 1.0), (0.25, 0.75), (0.25, 0.75)]
-    pairs = [table[k][name] for k in ("1", "2") for name in ("pass@k", "maj@k")]
+    pairs = [table[k] for k in (1, 2) for table in (measured.pass_at_k, measured.maj_at_k)]
     for pair, (base, trained) in zip([*pairs, equal], expected, strict=True):
-        assert (pair["base"], pair["trained"], pair["difference"]) == (base, trained, trained - base)
-    assert budget(AFTER, BEFORE)["equal_tokens"]["k"] == 1, "at least one sample"
+        assert (pair.base, pair.trained, pair.difference) == (base, trained, trained - base)
+    assert budget(AFTER, BEFORE).equal_tokens.k == 1, "at least one sample"
 
 
 @pytest.mark.parametrize(("low", "form"), [(-0.25, True), (0.0, True), (0.1, False)])
 def test_an_interval_without_skill_is_form(low, form):
-    compared = {"difference": 0.25, "ci95": [low, 0.5], "difference_in_format": 0.75}
-    skill, *others = meaning(BEFORE, AFTER, compared, {"data": "/data/sums.jsonl", "memory": None})
+    skill, in_format = PairedDifference(0.25, low, 0.5, 2, 1, 0), PairedDifference(0.75, 0.5, 1.0, 2, 1, 0)
+    short = Probe("/data/sums.jsonl", None, budget(BEFORE, AFTER), memory=None)
+    skill, _, *others = meaning("a/b", Comparison(BEFORE, AFTER, skill, in_format, [], []), short)
     assert skill.text == (
         f"{'the run has learned the form, and no skill that shows: ' if form else ''}in the format +75.0 points: "
         f"+25.0 points [{100 * low:+.1f}, +50.0] from answers that were wrong in any form (skill), and +50.0 points "
@@ -51,34 +64,34 @@ def test_an_interval_without_skill_is_form(low, form):
     )
     assert (skill.title, skill.command) == ("Skill or form", "")
     assert [(line.title, line.text, line.command.rpartition(" ")[2]) for line in others] == [
-        ("At as many tokens (sums.jsonl)", "not measured", "--probe"),
         ("Known by heart (sums.jsonl)", "not measured: the problems are too short", "--probe"),
         ("Other seeds", f"not measured; {SEEDS}", "RUN"),
     ]
-    assert [line.title for line in meaning(None, {"data": "a/b"}, None, {"data": "a/b"})][1:3] == [
+    assert [line.title for line in meaning("/data/sums.jsonl", None, short)][1:3] == [
         "At as many tokens",
         "Known by heart",
     ]
+    assert [line.text for line in meaning("a/b", None)][:3] == ["not measured"] * 3
 
 
-def share(share, high):
-    return {"n": 20, "accuracy": share, "ci95": [0.0, high], "rows": []}
+def evaluated(value, high):
+    summary = Summary(Share(value, [0.0, high], 20), 0.0, {}, {}, {}, {})
+    return Evaluation({"samples": 1}, summary, [])
 
 
-def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control():
+def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control(tmp_path):
     """The base knows one problem in ten, and some of what nobody can know; the trained model knows three in ten."""
-    sides = {"base": share(0.1, 0.2), "trained": share(0.3, 0.5)}
-    known = memory(sides, {"base": share(0.05, 0.1), "trained": share(0.0, 0.0)})
-    assert known["finding"] == (
+    sides = {"base": evaluated(0.1, 0.2), "trained": evaluated(0.3, 0.5)}
+    known = memory(sides, {"base": evaluated(0.05, 0.1), "trained": evaluated(0.0, 0.0)})
+    assert known.finding == (
         "the trained model continues 30.0% of 20 problems word by word from their first 60%: it has read them, so that "
         "accuracy on them is partly memory"
     )
-    assert known["problems"]["base"] == {"n": 20, "share": 0.1, "ci95": [0.0, 0.2]}
-    few = {"base": share(0.05, 0.1), "trained": share(0.05, 0.1)}
-    assert memory(few, {side: share(0.0, 0.0) for side in few})["finding"] is None
-    lines = meaning(
-        None, None, None, {"memory": known, "budget": budget(BEFORE, AFTER), "seeds": over_seeds([0.1, 0.1])}
-    )
+    assert known.problems["base"] == (0.1, [0.0, 0.2], 20)
+    few = {"base": evaluated(0.05, 0.1), "trained": evaluated(0.05, 0.1)}
+    assert memory(few, {side: evaluated(0.0, 0.0) for side in few}).finding is None
+    probe = Probe("a/b", "abc", budget(BEFORE, AFTER), known)
+    lines = meaning("a/b", None, probe, over_seeds([0.1, 0.1]))
     assert [line.text for line in lines[1:]] == [
         "the trained model is right in 75.0% with 25 tokens a problem, the base's maj@2 in 25.0% with 20: "
         "+50.0 points [+50.0, +50.0]; pass@2 is 50.0% and 100.0%",
@@ -86,3 +99,6 @@ def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control():
         "of problems that nobody can know, the base continues 5.0%",
         "+10.0 points [+10.0, +10.0] over 2 seeds",
     ]
+    for one in (probe, replace(probe, memory=None)):
+        write_json(tmp_path / "probe.json", one.to_dict())
+        assert read_probe(tmp_path / "probe.json") == one

@@ -2,78 +2,77 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.paired import ResultsError, changed, compare, comparison, moved, read_results, terminal_table
+from grpo_math.evaluation.evaluation import Evaluation, ResultsError, read, write
+from grpo_math.evaluation.paired import compare
 from grpo_math.evaluation.stats import paired_bootstrap
-from grpo_math.evaluation.summary import summary
+from grpo_math.evaluation.summary import Record, summarize
+from grpo_math.evaluation.tables import comparison_table, moved
 from grpo_math.grading import GRADER
 
 
-def results(*right: str, **changes) -> dict:
+def evaluation(*right: str, **changes) -> Evaluation:
     """Problem i has a completion for each letter of ``right[i]``: right, right in another format, or wrong."""
     names = {"y": "correct", "f": "correct_answer_bad_format", "n": "wrong_answer"}
-    rows = [
-        {
-            "id": f"p{i}",
-            "sample": sample,
-            "problem": f"What is {i} + 1?",
-            "gold": str(i + 1),
-            "completion": f"#### {0 if letter == 'n' else i + 1}",
-            "category": names[letter],
-        }
+    records = [
+        Record(
+            f"p{i}",
+            sample,
+            problem=f"What is {i} + 1?",
+            gold=str(i + 1),
+            completion=f"#### {0 if letter == 'n' else i + 1}",
+            category=names[letter],
+        )
         for i, letters in enumerate(right)
         for sample, letter in enumerate(letters)
     ]
-    return {
-        "format": 1,
+    settings = {
         "grader": GRADER,
         "model": "m",
+        "adapter": None,
         "backend": "vllm",
         "answer_format": "gsm8k",
         "prompt_hash": "ab",
         "samples": len(right[0]),
         "temperature": 0.0,
         "max_new_tokens": 8,
-        **summary(rows, len(right[0])),
-        "rows": rows,
-        **changes,
     }
+    return Evaluation(settings | changes, summarize(records, len(right[0])), records)
 
 
-def with_second(**changes) -> dict:
-    """Results whose second row is another."""
-    changed_results = results("y", "y")
-    changed_results["rows"][1] |= changes
-    return changed_results
+def with_second(**changes) -> Evaluation:
+    """An evaluation whose second record is another."""
+    both = evaluation("y", "y")
+    return replace(both, records=[both.records[0], replace(both.records[1], **changes)])
 
 
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (results("y", "y", answer_format="another"), "answer_format differs (before 'gsm8k', after 'another'): "),
-        (results("y", "y", backend="hf"), "backend differs (before 'vllm', after 'hf'): "),
-        (results("y", "y", prompt_hash="cd"), "prompt_hash differs (before 'ab', after 'cd'): "),
-        (results("y", "y", grader=7), f"grader differs (before {GRADER}, after 7): "),
-        (results("yy", "yy"), "samples differs (before 1, after 2): "),
-        (results("y", "y", temperature=7), "temperature differs (before 0.0, after 7): "),
-        (results("y", "y", max_new_tokens=7), "max_new_tokens differs (before 8, after 7): "),
-        (results("y", "y", tools={"names": ["f"]}), "tools differs (before None, after {'names': ['f']}): "),
-        (results("y", "y", request={"top_k": 7, "new": 1}), "request.top_k differs (before 0, after 7): "),
-        (results("n", "y", "y"), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
+        (evaluation("y", "y", answer_format="another"), "answer_format differs (before 'gsm8k', after 'another'): "),
+        (evaluation("y", "y", backend="hf"), "backend differs (before 'vllm', after 'hf'): "),
+        (evaluation("y", "y", prompt_hash="cd"), "prompt_hash differs (before 'ab', after 'cd'): "),
+        (evaluation("y", "y", grader=7), f"grader differs (before {GRADER}, after 7): "),
+        (evaluation("yy", "yy"), "samples differs (before 1, after 2): "),
+        (evaluation("y", "y", temperature=7), "temperature differs (before 0.0, after 7): "),
+        (evaluation("y", "y", max_new_tokens=7), "max_new_tokens differs (before 8, after 7): "),
+        (evaluation("y", "y", tools={"names": ["f"]}), "tools differs (before None, after {'names': ['f']}): "),
+        (evaluation("y", "y", request={"top_k": 7, "new": 1}), "request.top_k differs (before 0, after 7): "),
+        (evaluation("n", "y", "y"), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
         (with_second(problem="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
         (with_second(gold="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
 def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
-    for function in (compare, changed, comparison):
-        with pytest.raises(ResultsError, match=f"^{re.escape(words)}"):
-            function(results("n", "y", request={"top_k": 0, "old": 1}), after)
-    compare(results("n", "y"), results("y", "y", request={"top_k": 7}))  # an older file has no request
+    with pytest.raises(ResultsError, match=f"^{re.escape(words)}"):
+        compare(evaluation("n", "y", request={"top_k": 0, "old": 1}), after)
+    compare(evaluation("n", "y"), evaluation("y", "y", request={"top_k": 7}))  # an older file has no request
 
 
 @pytest.mark.parametrize(
@@ -83,34 +82,36 @@ def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
         ("[]", ": is not a results file of format 1"),
         ('{"format": 1, "rows": []}', ": is not a results file of format 1"),
         ('{"format": 2, "rows": [1]}', ": is not a results file of format 1"),
+        ('{"format": 1, "rows": [1]}', " cannot be read (KeyError: 'n'"),
     ],
 )
 def test_a_file_that_holds_no_results_is_named(content, words, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text(content)
     with pytest.raises(UserError, match=re.escape(f"{bad}{words}")):
-        read_results(bad)
+        read(bad)
 
 
 def test_all_figures_of_a_comparison_by_hand(tmp_path, capsys):
-    before, after = results(*"nnnnnyyn"), results(*"fyyyynyn", adapter="a")
-    answer = comparison(before, after)
+    before, after = evaluation(*"nnnnnyyn"), evaluation(*"fyyyynyn", adapter="a")
+    comparison = compare(before, after)
+    answer = comparison.to_dict()
     right, in_format = (paired_bootstrap([0] * 5 + [1, 1, 0], [new, 1, 1, 1, 1, 0, 1, 0]) for new in (1, 0))
     assert answer.pop("before") == {
         "model": "m",
         "adapter": None,
         "accuracy": 0.25,
-        "ci95": before["ci95"],
+        "ci95": before.summary.accuracy.ci95,
         "accuracy_in_format": 0.25,
-        "categories": before["categories"],
+        "categories": before.summary.categories,
     }
     assert answer.pop("after") == {
         "model": "m",
         "adapter": "a",
         "accuracy": 0.75,
-        "ci95": after["ci95"],
+        "ci95": after.summary.accuracy.ci95,
         "accuracy_in_format": 5 / 8,
-        "categories": after["categories"],
+        "categories": after.summary.categories,
     }
     up = [("p0", "1"), ("p1", "2"), ("p2", "3")]
     assert answer == {
@@ -129,24 +130,24 @@ def test_all_figures_of_a_comparison_by_hand(tmp_path, capsys):
         ],
         "regressions": [{"id": "p5", "problem": "What is 5 + 1?", "gold": "6", "before": "#### 6", "after": "#### 0"}],
     }
-    assert len(comparison(before, after, examples=None)["improvements"]) == 5
+    assert len(comparison.improvements) == 5
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
-    for path, content in zip(paths, (before, after), strict=True):
-        path.write_text(json.dumps(content))
-    assert read_results(paths[1]) == {**after, "results": str(paths[1])}
+    for path, one in zip(paths, (before, after), strict=True):
+        write(one, path)
+    assert read(paths[1]) == replace(after, path=str(paths[1]))
     assert main(["evaluate", "--json", "--compare", *map(str, paths)]) == 0
-    assert json.loads(capsys.readouterr().out) == comparison(before, after)
+    assert json.loads(capsys.readouterr().out) == comparison.to_dict()
     assert main(["evaluate", "--compare", *map(str, paths)]) == 0
-    assert capsys.readouterr().out == terminal_table(comparison(before, after)) + "\n"
+    assert capsys.readouterr().out == comparison_table(comparison) + "\n"
 
 
 def test_several_samples_are_paired_by_problem():
-    before, after = results("yn", "yy", "nn"), results("yy", "fn", "ny")
-    answer = comparison(before, after)
-    assert (answer["n"], answer["gained"], answer["lost"], answer["test"]) == (3, 2, 1, "sign")
-    assert moved(answer) == "3 problems: 2 are correct more often, 1 less often (sign test: p = 1)"
-    assert answer["difference"] == pytest.approx((0.5 - 0.5 + 0.5) / 3)
-    assert answer["difference_in_format"] == pytest.approx((0.5 - 1 + 0.5) / 3)
-    [first, _], [lost] = answer["improvements"], answer["regressions"]
-    assert [first[name] for name in ("id", "before", "after")] == ["p0", "#### 0", "#### 1"], "a wrong one, a right one"
-    assert [lost[name] for name in ("id", "before", "after")] == ["p1", "#### 2", "#### 0"]
+    comparison = compare(evaluation("yn", "yy", "nn"), evaluation("yy", "fn", "ny"))
+    accuracy = comparison.accuracy
+    assert (accuracy.n, accuracy.gained, accuracy.lost, comparison.test) == (3, 2, 1, "sign")
+    assert moved(comparison) == "3 problems: 2 are correct more often, 1 less often (sign test: p = 1)"
+    assert accuracy.difference == pytest.approx((0.5 - 0.5 + 0.5) / 3)
+    assert comparison.in_format.difference == pytest.approx((0.5 - 1 + 0.5) / 3)
+    [first, _], [lost] = comparison.improvements, comparison.regressions
+    assert (first.id, first.before, first.after) == ("p0", "#### 0", "#### 1"), "a wrong one, a right one"
+    assert (lost.id, lost.before, lost.after) == ("p1", "#### 2", "#### 0")

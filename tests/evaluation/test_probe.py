@@ -11,10 +11,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_math.cli import main
-from grpo_math.evaluation import meaning
-from grpo_math.evaluation.backends import Model
+from grpo_math.evaluation.engines import Model
 from grpo_math.evaluation.probe import SLACK, parts, write_probe
-from grpo_math.evaluation.results import Output
+from grpo_math.evaluation.probe_results import PROBE, Probe, budget, read_probe
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.generation.completions import token_ids
 from grpo_math.generation.request import Request
@@ -28,29 +27,25 @@ def test_a_probe_samples_the_problems_and_continues_their_beginnings_greedily(sm
     text, end = "Ada has two", "apples and eats one."
     ends = {"memory": [{"id": "a", "problem": text, "prompt": text, "answer": end}], "control": []}
     sampling, request = Sampling(samples=2, temperature=0.5, max_new_tokens=12), Request(stop=["</answer>"], top_p=0.9)
-    output = Output(tmp_path / "trained.json", contamination={"n": 1}, progress=False)
-    measured = parts(Model(small), rows, ends, sampling, output, request)
-    assert {name: Path(one["results"]).name for name, one in measured.items()} == {
+    measured = parts(Model(small), rows, ends, sampling, request, tmp_path / "trained.json", progress=False)
+    assert {name: Path(one.path).name for name, one in measured.items()} == {
         "samples": "trained.samples.json",
         "memory": "trained.memory.json",
     }
     samples, memory = measured["samples"], measured["memory"]
-    assert not {"contamination"} & {*samples, *memory}
-    assert (samples["accuracy"], samples["samples"], samples["temperature"]) == (0.5, 2, 0.5)
-    assert (samples["request"]["stop"], samples["request"]["top_p"]) == (["</answer>"], 0.9)
-    assert (memory["accuracy"], memory["samples"], memory["temperature"]) == (1.0, 1, 0.0)
-    assert (memory["request"]["stop"], memory["request"]["top_p"]) == ([], 1.0), "filters are for answers"
-    assert memory["max_new_tokens"] == len(end) + SLACK  # of tokens that are bytes
+    assert (samples.summary.accuracy.value, samples.samples, samples.temperature) == (0.5, 2, 0.5)
+    asked = samples.settings["request"]
+    assert (asked["stop"], asked["top_p"]) == (["</answer>"], 0.9)
+    assert (memory.summary.accuracy.value, memory.samples, memory.temperature) == (1.0, 1, 0.0)
+    asked = memory.settings["request"]
+    assert (asked["stop"], asked["top_p"]) == ([], 1.0), "filters are for answers"
+    assert memory.settings["max_new_tokens"] == len(end) + SLACK  # of tokens that are bytes
     written = write_probe("sums", {"base": measured, "trained": measured})
-    assert json.loads((tmp_path / meaning.PROBE).read_text()) == written
-    assert written == {
-        "data": "sums",
-        "problems_hash": samples["problems_hash"],
-        "budget": meaning.budget(samples, samples),
-        "memory": None,  # without a control
-    }
+    assert read_probe(tmp_path / PROBE) == written
+    # Without a control.
+    assert written == Probe("sums", samples.problems_hash, budget(samples, samples), memory=None)
     both = {"base": {**measured, "control": memory}, "trained": {**measured, "control": memory}}
-    assert write_probe("sums", both)["memory"]["control"]["trained"]["n"] == 1
+    assert write_probe("sums", both).memory.control["trained"].n == 1
 
 
 TEXTS = 2

@@ -4,15 +4,17 @@ from statistics import fmean
 
 import pytest
 
+from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.stats import wilson_for_means
-from grpo_math.evaluation.summary import category, metrics_table, summary
+from grpo_math.evaluation.summary import Record, category, summarize
+from grpo_math.evaluation.tables import metrics_table
 from grpo_math.grading import grade_batch
 from grpo_math.rewards import accuracy, gsm8k
 from grpo_math.trainer.meter import verdict_metrics
 
 
-def problem(subject: str | None, level: int, *samples: tuple[str, str | None]) -> list[dict]:
-    return [{"id": "p", "subject": subject, "level": level, "category": c, "answer": a} for c, a in samples]
+def problem(subject: str | None, level: int, *samples: tuple[str, str | None]) -> list[Record]:
+    return [Record("p", subject=subject, level=level, category=c, answer=a) for c, a in samples]
 
 
 # The share of right answers of each problem: 1, 1/2, 1/2, 0.
@@ -22,6 +24,13 @@ ROWS = [
     *problem("geometry", 2, ("correct_answer_bad_format", "7"), ("truncated", None)),
     *problem(None, 1, ("bad_format", None), ("bad_format", "8")),
 ]
+
+
+NOT_SUMMED = {"format", "samples", "temperature", "seconds", "versions", "prompt_of_first_row"}
+
+
+def evaluation(records: list[Record], samples: int) -> Evaluation:
+    return Evaluation({"samples": samples, "temperature": 0.7}, summarize(records, samples), records)
 
 
 def interval(*values: float) -> list[float]:
@@ -34,7 +43,8 @@ def part(*values: float) -> dict:
 
 def test_all_figures_of_several_samples_a_problem():
     each = interval(1, 0.5, 0.5, 0)
-    assert summary(ROWS, samples=2) == {
+    metrics = evaluation(ROWS, 2).to_dict(records=False)
+    assert {name: metrics[name] for name in metrics.keys() - NOT_SUMMED} == {
         "n": 4,
         "accuracy": 0.5,
         "ci95": each,
@@ -57,13 +67,13 @@ def test_all_figures_of_several_samples_a_problem():
         "by_level": {"1": part(1, 0), "2": part(0.5, 0.5)},
     }
     for samples, ks in ((6, "1246"), (8, "1248")):  # each power of two, and the number of samples
-        figures = summary([{"category": "correct"}] * samples, samples)
+        figures = evaluation([Record("p", category="correct")] * samples, samples).to_dict(records=False)
         assert "".join(figures["pass@k"]) == "".join(figures["maj@k"]) == ks
         assert not figures.keys() & {"by_subject", "by_level"}
 
 
 def test_the_table_of_several_samples():
-    assert metrics_table({"samples": 2, "temperature": 0.7, **summary(ROWS, samples=2)}).splitlines() == [
+    assert metrics_table(evaluation(ROWS, 2)).splitlines() == [
         "4 problems, 2 samples each at temperature 0.7",
         "                            n  share    95% interval",
         "accuracy                    4  50.0%  18.8% to 81.2%",
@@ -91,7 +101,8 @@ GOLDS = ["7"] * len(TEXTS)
 def test_the_same_completions_have_the_same_accuracy_in_training_in_its_rewards_and_in_an_evaluation():
     grades = grade_batch(GOLDS, TEXTS, answer_format="gsm8k")
     trained = verdict_metrics([str(g.verdict) for g in grades], [g.in_format for g in grades], len(TEXTS))
-    evaluated = summary([{"category": category(g, truncated=False), "answer": g.answer} for g in grades])
+    records = [Record(i, category=category(g, truncated=False), answer=g.answer) for i, g in enumerate(grades)]
+    evaluated = evaluation(records, 1).to_dict(records=False)
     columns = {"answer": GOLDS, "answer_format": ["gsm8k"] * len(TEXTS)}
     for name, reward in (("accuracy", accuracy), ("accuracy_in_format", gsm8k)):
         assert trained[name] == pytest.approx(evaluated[name]) == pytest.approx(fmean(reward(TEXTS, TEXTS, **columns)))

@@ -12,7 +12,9 @@ from trl import GRPOConfig
 from grpo_math.checks.check_model import show
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
-from grpo_math.evaluation.paired import SAME, ResultsError, compare
+from grpo_math.evaluation.evaluation import Evaluation, ResultsError
+from grpo_math.evaluation.paired import SAME, compare
+from grpo_math.evaluation.summary import Record, summarize
 from grpo_math.generation.request import request_from
 from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.run_dir import RunDir
@@ -62,12 +64,10 @@ def read(tmp_path):
 
 
 def refused(before, after):
-    row = {"id": "1", "sample": 0, "problem": "?", "gold": "1", "category": "wrong"}
     requests = [request.to_dict() for request in (before, after)]
-    # Results have some fields of the request once more, and `compare` names those.
-    old, new = (
-        {**{name: one[name] for name in SAME if name in one}, "rows": [row], "request": one} for one in requests
-    )
+    # An evaluation has some fields of the request once more, and `compare` names those.
+    settings = [{**{name: one[name] for name in SAME if name in one}, "request": one} for one in requests]
+    old, new = (Evaluation(one, summarize([Record("1")]), [Record("1")]) for one in settings)
     with pytest.raises(ResultsError, match=r"^[\w.]+ differs"):
         compare(old, new)
 

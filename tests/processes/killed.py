@@ -22,7 +22,7 @@ from types import SimpleNamespace
 import numpy
 import torch
 
-from grpo_math.evaluation import results
+from grpo_math.evaluation import evaluator
 from grpo_math.grading import Grade, Verdict
 from grpo_math.report import finish
 from grpo_math.run import checkpoints, files, resume
@@ -86,7 +86,7 @@ def grade_by_letters() -> None:
             file.write(json.dumps([run.trainer.state.global_step, values]) + "\n")
         return values
 
-    results.grade_batch = grade
+    evaluator.grade_batch = grade
     evaluate_heldout, program.TrainingRun.evaluate_heldout = program.TrainingRun.evaluate_heldout, evaluate_and_write
 
 

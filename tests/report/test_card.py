@@ -5,12 +5,12 @@ import json
 import pytest
 from hub_server import card_errors
 from huggingface_hub import ModelCard
-from synthetic_run import results
+from synthetic_run import evaluation
 
 from grpo_math.report.card import model_card, trained_base
 from grpo_math.report.run_dir import RunDir
 
-DETAILS = {"n": 10, "data": "gsm8k", "split": "test", "max_new_tokens": 300}
+DETAILS = {"data": "gsm8k", "split": "test", "max_new_tokens": 300}
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def run(tmp_path):
             "command": "grpo_math.train --config r.yaml --hub_token ***",
         },
         history=[{"step": 1, "reward": 0.5}, {"step": 40, "reward": 0.75}],
-        before=results({0, 1}, **DETAILS),
-        after=results({0, *range(2, 8)}, **DETAILS),
+        before=evaluation({0, 1}, 10, **DETAILS),
+        after=evaluation({0, *range(2, 8)}, 10, **DETAILS),
     )
 
 
@@ -116,7 +116,8 @@ def test_an_adapter_is_loaded_on_the_whole_model_that_sees(run, tmp_path):
 )
 def test_what_a_card_says_and_does_not(changes, words, absent, run):
     run.config |= changes
-    run.after["data"] = run.before["data"] = run.config["dataset"]
+    for side in (run.before, run.after):
+        side.settings["data"] = run.config["dataset"]
     text = card(run)
     assert card_errors(text) == []
     assert [one for one in words if one not in text] == []
@@ -128,8 +129,8 @@ def test_without_an_evaluation_nothing_is_claimed(run):
     text = card(run)
     assert "This run has no evaluation." in text
     assert ModelCard(text).data.eval_results is None
-    run.after = results({0, 1}, n=4, ci95=[0.1, 0.9])
-    assert "**50.0% after training**, 95% interval 10.0% to 90.0%, n = 4." in card(run)
+    run.after = evaluation({0, 1}, n=4)
+    assert "**50.0% after training**, 95% interval 15.0% to 85.0%, n = 4." in card(run)
 
 
 @pytest.mark.parametrize("template", ["gsm8k", "r1_zero"])

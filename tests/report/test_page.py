@@ -9,12 +9,23 @@ from html.parser import HTMLParser
 
 import pytest
 from markupsafe import escape
-from synthetic_run import FIVE_STEPS, HOSTILE, RIGHT_AFTER, RIGHT_BEFORE, hostile_run, results, words, write_completions
+from synthetic_run import (
+    FIVE_STEPS,
+    HOSTILE,
+    RIGHT_AFTER,
+    RIGHT_BEFORE,
+    evaluation,
+    hostile_run,
+    results,
+    words,
+    write_completions,
+)
 
 from grpo_math.checks.diagnosis import CHECKS
 from grpo_math.cli import main
 from grpo_math.errors import UserError
-from grpo_math.evaluation.paired import comparison, terminal_table
+from grpo_math.evaluation.paired import compare
+from grpo_math.evaluation.tables import comparison_table
 from grpo_math.grading import GRADER
 from grpo_math.report import report, run_dir, viewer
 from grpo_math.report.finish import print_result
@@ -259,7 +270,7 @@ def test_findings_stand_above_the_plots_and_are_printed(run, capsys):
 
 
 def test_the_terminal_table_lines_up():
-    table = terminal_table(comparison(results(RIGHT_BEFORE), results(RIGHT_AFTER, seed=1))).splitlines()
+    table = comparison_table(compare(evaluation(RIGHT_BEFORE), evaluation(RIGHT_AFTER, seed=1))).splitlines()
     assert table[:5] == [
         "                            before  after    difference  95% paired interval",
         "accuracy                     36.7%  74.2%  +37.5 points       [+30.5, +44.5]",
@@ -278,7 +289,7 @@ def test_training_completions_come_as_chats_or_as_text(run):
     folder = run / "completions"
     (folder / "completions_00002.parquet").rename(folder / "completions_00003.parquet")
     shutil.copy(folder / "completions_00001.parquet", folder / "completions_00002.parquet")
-    rows = viewer.sources(run_dir.read_run(run))[1].rows
+    rows = viewer.sources(run_dir.read_run(run), compared=True)[1].rows
     assert [len(row["completions"]) for row in rows] == [8, 8]  # a problem's completions are one row
     assert [row["completions"][0]["turns"] for row in rows] == [
         [("", f"3 + 4 = 7\n#### 7 ({step}.0)")] for step in (1, 2)
@@ -296,7 +307,7 @@ def test_a_long_run_is_thinned_by_whole_steps_and_a_large_one_by_whole_rows(run,
     # 8 files, every 3rd from the newest: 20, 50, 80.
     assert sorted({row["step"] for row in read.completions}) == [20, 50, 80]
     # 3 steps of 32 completions with 23 or 24 characters: 2,238, so that every third of the 12 groups is shown.
-    assert len(viewer.sources(read)[1].rows) == 4
+    assert len(viewer.sources(read, compared=True)[1].rows) == 4
     steps, _, rows = read.notes
     assert steps == "the completions of one logged step in 3 are shown: the others are in completions/"
     assert rows == "Training completions: one row in 3 is shown; all rows are in the files"

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import yaml
-from synthetic_run import results, words
+from synthetic_run import evaluation, results, words
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
@@ -16,6 +16,10 @@ from grpo_math.report.page import report, report_several
 def right(number, n=40):
     """An evaluation whose first problems are right; the sixth and the eighteenth in another format."""
     return results({*range(number)}, n)
+
+
+def evaluated(number):
+    return evaluation({*range(number)}, 40)
 
 
 def a_run(folder, after, **config):
@@ -58,7 +62,7 @@ def test_runs_that_differ_in_the_seed_alone_have_a_mean_difference_over_seeds(tm
 def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three, tmp_path):
     answer = report_several(three)
     first, second, third = answer["runs"]
-    gained = compare(right(10), right(20))
+    gained = compare(evaluated(10), evaluated(20)).accuracy
     figures = ("accuracy", "accuracy_in_format", "ci95", "n")
     assert first == {
         "run_dir": str(three[0]),
@@ -72,7 +76,7 @@ def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_f
         "against_first": None,
         "seconds": 20 * 5.0 + 2 * 12.5,
     }
-    paired = compare(right(20), right(30))
+    paired = compare(evaluated(20), evaluated(30)).accuracy
     assert second["against_first"] == {"difference": 0.25, "ci95": [paired.lo, paired.hi]}
     assert third["difference"] is None
     reason = "the problems differ (before 40, after 41, in one only 1, such as 'sums-40')"

@@ -37,7 +37,7 @@ TABLE = [
 
 
 def test_a_group_is_a_row_that_says_what_came_of_each_completion():
-    [shown] = sources(RunDir(Path("run"), completions=TABLE))[0].rows
+    [shown] = sources(RunDir(Path("run"), completions=TABLE), compared=False)[0].rows
     assert shown["title"] == {"step": 4, "problem": "sum-1", "gold": "17", "correct": "2 of 6", "rewards": "0.5 to 1.5"}
     assert [one["badge"] for one in shown["completions"]][:4] == ["correct", "correct", "wrong", "no_answer"]
     assert shown["completions"][1]["facts"] == {

@@ -17,7 +17,7 @@ from transformers import TrainerControl
 
 from grpo_math.checks.preflight import CHECKS, EARLY
 from grpo_math.errors import UserError
-from grpo_math.evaluation import results
+from grpo_math.evaluation import evaluator
 from grpo_math.evaluation.paired import SAME
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
@@ -100,7 +100,7 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
         right = (run_dir / "after.json").exists()  # what follows is the evaluation of the best checkpoint
         return [grade._replace(verdict=Verdict.CORRECT) for grade in grades] if right else grades
 
-    monkeypatch.setattr(results, "grade_batch", graded)
+    monkeypatch.setattr(evaluator, "grade_batch", graded)
     code, lines = train(*LORA, "--hub_token=hf_secret", "--no_cuda", report=True)
     assert code == 0
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
@@ -176,7 +176,7 @@ def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypa
     monkeypatch.setattr("grpo_math.train.program.broadcast_from_main", lambda call: True)  # its file is not here
     run = started(tmp_path, EvaluationPlan(ONE, [], None), resume_from_checkpoint="checkpoint-1")
     run.evaluate("before")  # without a model, which an evaluation would need
-    assert not hasattr(run, "last_results")
+    assert not hasattr(run, "last_evaluation")
 
 
 @pytest.mark.parametrize("whole", [None, ONE])

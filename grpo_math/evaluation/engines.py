@@ -1,7 +1,8 @@
-"""The model of an evaluation, and the backend that generates its completions: transformers, or a vLLM server.
+"""The engine of an evaluation: a model, and the backend that generates its completions.
 
-`Model` loads weights, or starts a server, when the first completion is needed. Both backends stop at the same tokens
-and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
+`Model` is a model by its name, in transformers or in a vLLM server, or a model in memory. It loads weights, or starts a
+server, when the first completion is needed. trainer_engines.py has the engines of a training. All stop at the same
+tokens and sample as the `Request` says. vLLM rounds differently from transformers, so near ties may differ.
 """
 
 import os
@@ -15,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig
 
 from grpo_math.errors import ConfigError, first_line, require_choice
@@ -65,7 +64,7 @@ class Model:
     """
 
     min_batch_size = 1  # completions in a batch
-    tensor_parallel = 1  # processes that compute the same completions together
+    shows_progress = True
 
     def __init__(
         self,
@@ -147,12 +146,19 @@ class Model:
 
     def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
         """Return what ``call`` returns for the rows of each rank, and the number of this share of the rows. Every rank
-        calls this, and gets the whole list."""
-        state = PartialState()
-        share, shares = state.process_index // self.tensor_parallel, state.num_processes // self.tensor_parallel
-        # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
-        # gathering, and the other ranks would wait.
-        return gather_object([call(rows[share::shares] or rows[:1], share)])
+        calls this, and gets the whole list. Here each process has all rows."""
+        return [call(rows, 0)]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings of an evaluation that name the engine."""
+        # vLLM is the same engine if the user has started its server.
+        return {"model": self.name, "adapter": self.adapter, "backend": self.backend.name.removesuffix("-server")}
+
+    def files_identity(self, request: Request) -> dict[str, Any]:
+        """Return the settings of an evaluation that follow from the files of the model."""
+        dtype = {"dtype": loaded(self.name, inference_dtype)} if self.backend.name == "hf" else {}
+        hashed = weights_hash(model_path(self.name), self.adapter)
+        return {"weights_hash": hashed, "request": {**request.to_dict(), **dtype}}
 
     def check(self, prompt: str | list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None) -> None:
         """Check the files and the chat template before weights are loaded, with the prompt of one problem."""

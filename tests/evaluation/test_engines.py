@@ -16,7 +16,7 @@ from small_trainers import make
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, from_trainer
+from grpo_math.evaluation import engines, trainer_engines
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.lost_server import ServerUnavailable
@@ -73,10 +73,10 @@ def test_a_running_server_is_asked_for_one_completion_at_a_time(server, small):
 def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, small, adapter, monkeypatch):
     """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
     process = Mock(url=server.url, stop=lambda: stopped.append(len(server.bodies)))
-    monkeypatch.setattr(backends, "ServerProcess", starting := Mock(return_value=process))
-    monkeypatch.setattr(backends, "executable", lambda: "vllm")
+    monkeypatch.setattr(engines, "ServerProcess", starting := Mock(return_value=process))
+    monkeypatch.setattr(engines, "executable", lambda: "vllm")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    monkeypatch.setattr(backends.tempfile, "tempdir", str(adapter))
+    monkeypatch.setattr(engines.tempfile, "tempdir", str(adapter))
     stopped = []
     evaluate(small, SUMS, max_new_tokens=1, backend="vllm", progress=False)
     assert "--weight-transfer-config" not in starting.call_args.args[0]
@@ -84,7 +84,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
         calls.clear()
     evaluate(small, SUMS, adapter=str(adapter), max_new_tokens=12, backend="vllm", progress=False)
     (command, environment, *_), _ = starting.call_args
-    assert process.mock_calls == [call.wait(backends.STARTUP)]
+    assert process.mock_calls == [call.wait(engines.STARTUP)]
     assert stopped == [len(server.bodies)], "after the last request"
     assert command[:3] == ["vllm", "serve", small]
     assert command[command.index("--max-lora-rank") + 1] == "8"
@@ -113,11 +113,11 @@ def test_what_cannot_work_is_refused_before_weights_load(arguments, words):
 
 def test_a_model_that_does_not_fit_is_named(server, small, adapter):
     with pytest.raises(ConfigError, match=r"model='other' is not what the server has, '.*small': give --model "):
-        backends.Model("other", backend=backends.Backend("vllm-server", server.url)).served  # noqa: B018
+        engines.Model("other", backend=engines.Backend("vllm-server", server.url)).served  # noqa: B018
     (adapter / "adapter_model.safetensors").write_bytes(b"1")
     with pytest.raises(ConfigError, match=r"adapter='.*/adapter' has no weights for .*small that can be loaded"):
         evaluate(small, SUMS, adapter=str(adapter), progress=False)
-    model = backends.Model(small)
+    model = engines.Model(small)
     model.tokenizer.chat_template = None
     with pytest.raises(ConfigError, match=r"model='.*small' has no chat template that takes this prompt"):
         model.check(SUMS[0]["prompt"])
@@ -131,16 +131,16 @@ def test_an_adapter_of_a_model_that_sees_is_on_its_layers_or_refused(small, tmp_
     trained.save_pretrained(adapter)
     prompts, request = torch.arange(3, 20)[None], Request(model_init_kwargs={"dtype": "float32"})
     with torch.no_grad():
-        both = [one(input_ids=prompts).logits for one in (trained, backends.load_weights(base, adapter, request))]
+        both = [one(input_ids=prompts).logits for one in (trained, engines.load_weights(base, adapter, request))]
     assert torch.allclose(*both, atol=1e-5)
     with pytest.raises(ConfigError, match=r"has no weights for .*small that can be loaded .*missing adapter keys"):
-        backends.load_weights(small, adapter)
+        engines.load_weights(small, adapter)
 
 
 def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small):
     request = Request(model_init_kwargs={"rms_norm_eps": 0.5})
-    assert backends.Model(small, request=request).weights.config.rms_norm_eps == 0.5
-    served = backends.Model(small, backend=backends.Backend("vllm-server", server.url))
+    assert engines.Model(small, request=request).weights.config.rms_norm_eps == 0.5
+    served = engines.Model(small, backend=engines.Backend("vllm-server", server.url))
     with pytest.raises(ConfigError, match=r"model_init_kwargs=.rms_norm_eps. changes the model, .* use --backend hf"):
         served.generator(request)
     with pytest.raises(ConfigError, match="generation_kwargs='num_beams' is a setting of transformers, not of vLLM"):
@@ -161,9 +161,9 @@ def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small
 def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused, small, monkeypatch):
     """``serves``: what a server says, if there is one."""
     server = SimpleNamespace(settings=lambda: {"model_config": {"quantization": serves[0]}})
-    monkeypatch.setattr(backends.Model, "served", (server, "base"))
-    backend = backends.Backend("vllm-server", "http://127.0.0.1:1") if serves else backends.Backend("vllm")
-    model = backends.Model(small, backend=backend)
+    monkeypatch.setattr(engines.Model, "served", (server, "base"))
+    backend = engines.Backend("vllm-server", "http://127.0.0.1:1") if serves else engines.Backend("vllm")
+    model = engines.Model(small, backend=backend)
     message = "^backend='vllm.*' does not quantise the base as the run did: use --backend hf$"
     with pytest.raises(ConfigError, match=message) if refused else nullcontext():
         model.generator(request_from(settings))
@@ -171,10 +171,13 @@ def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused,
 
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
-    monkeypatch.setattr(backends, "PartialState", lambda: SimpleNamespace(process_index=rank, num_processes=ranks))
-    monkeypatch.setattr(backends, "gather_object", lambda own: own)
+    state = SimpleNamespace(process_index=rank, num_processes=ranks)
+    monkeypatch.setattr(trainer_engines, "PartialState", lambda: state)
+    monkeypatch.setattr(trainer_engines, "gather_object", lambda own: own)
     shared = rank // together
-    model = backends.Model("any")
+    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=rank == 0)
+    trainer = SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(config=None), processing_class=None)
+    model = trainer_engines.TrainerModel(trainer)
     model.tensor_parallel = together
     assert model.gather_from_ranks(range(5), lambda rows, share: (list(rows), share)) == [(local, shared)]
     assert model.gather_from_ranks([7], lambda rows, _: list(rows)) == [[7]], "a rank without rows would not take part"
@@ -182,7 +185,7 @@ def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeyp
 
 @pytest.mark.parametrize(("path", "name"), [("org/model", "org/model"), ("", "in memory")])
 def test_a_loaded_model_has_the_name_that_it_was_loaded_by(path, name):
-    assert backends.Model(SimpleNamespace(config=SimpleNamespace(_name_or_path=path))).name == name
+    assert engines.Model(SimpleNamespace(config=SimpleNamespace(_name_or_path=path))).name == name
 
 
 # The engine of a training
@@ -196,7 +199,7 @@ def trainer(small, tmp_path):
 def test_a_trainer_writes_before_and_after_of_all_ranks(trainer, script, monkeypatch, tmp_path):
     script({row["prompt"]: [f"#### {row['answer'] if i < 3 else 0}"] for i, row in enumerate(ROWS)})
     monkeypatch.setattr(
-        backends.Model,
+        engines.Model,
         "gather_from_ranks",
         lambda model, rows, call: [call(rows[i::6] or rows[:1], i) for i in range(6)],
     )
@@ -247,12 +250,12 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     ]
     for size, tools, ours in ((2, ["python"], False), (1, ["python"], True), (2, None, True)):
         vllm.tensor_parallel_size = size
-        with from_trainer.open_engine(trainer, tools) as model:
-            assert isinstance(model, from_trainer.Engine) == ours, "turns of several processes may differ"
+        with trainer_engines.open_engine(trainer, tools) as model:
+            assert isinstance(model, trainer_engines.TrainerVLLM) == ours, "turns of several processes may differ"
 
 
 def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(from_trainer, "broadcast_from_main", lambda call: call())
+    monkeypatch.setattr(trainer_engines, "broadcast_from_main", lambda call: call())
     vllm = vllm_of(trainer, "server")
     vllm.sampler.request.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
@@ -269,11 +272,10 @@ def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypa
         evaluate(trainer, ROWS, progress=False)
 
 
-def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer, monkeypatch):
+def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer):
     for mode, context in (("colocate", 90), ("server", 100)):
         vllm_of(trainer, mode)
-        assert from_trainer.Engine(trainer).context == context
-    monkeypatch.setattr(from_trainer, "open_engine", None)  # each of two ranks would see one of the rows
+        assert trainer_engines.TrainerVLLM(trainer).context == context
     with pytest.raises(ConfigError, match="rows=2 share an id"):
         evaluate(trainer, [{**row, "id": "same"} for row in ROWS[:2]])
 
@@ -281,13 +283,13 @@ def test_an_engine_has_its_own_context_and_two_problems_share_no_id(trainer, mon
 def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, small):
     vllm = trainer.vllm_generation = Mock(spec=["mode", "vllm_client"], mode="server")
     vllm.vllm_client.base_url = server.url
-    generate = from_trainer.Engine(trainer).generator(Request(max_new_tokens=12))
+    generate = trainer_engines.TrainerVLLM(trainer).generator(Request(max_new_tokens=12))
     (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
     assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
     assert server.bodies[0]["model"] == small
 
 
 def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):
-    monkeypatch.setattr(from_trainer, "split_by", lambda accelerator: "ZeRO-3")
+    monkeypatch.setattr(trainer_engines, "split_by", lambda accelerator: "ZeRO-3")
     with pytest.raises(ConfigError, match=r"trainer='MathGRPOTrainer' has its weights split .*\(ZeRO-3\)"):
         evaluate(trainer, ROWS)

@@ -12,10 +12,10 @@ import pytest
 from grpo_math import evaluate
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.evaluation import backends, results
+from grpo_math.evaluation import engines, evaluator
+from grpo_math.evaluation.evaluation import journal_file, read
 from grpo_math.evaluation.fingerprint import weights_hash
-from grpo_math.evaluation.results import answers_file
-from grpo_math.evaluation.summary import summary
+from grpo_math.evaluation.stats import wilson_for_means
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.models import inference_dtype
 from grpo_math.generation.request import Request
@@ -32,10 +32,10 @@ ROWS = [problem("a", "2 + 2?", "4", level=1), problem("b", "What is 3 + 4?", "7"
 TEXTS = {"2 + 2?": ["#### 4", "#### 5"], "3 + 4?": ["It is 7.", "#### 7.25", "so", "and so on"]}
 
 
-def test_the_results_by_hand(small, script, capsys):
+def test_the_results_by_hand(small, script, capsys, tmp_path):
     batches = script(TEXTS)
     asked = {"samples": 2, "temperature": 0.5, "max_new_tokens": 10, "batch_size": 3, "seed": 5}
-    answer = evaluate(small, ROWS, extra={"data": "sums"}, **asked)
+    answer = evaluate(small, ROWS, extra={"data": "sums"}, output=tmp_path / "results.json", **asked)
     assert batches == [(["2 + 2?", "2 + 2?", "3 + 4?"], batch_seed(5, 0)), (["3 + 4?"], batch_seed(5, 1))]
     progress = capsys.readouterr().err
     assert all(words in progress for words in ("evaluating: 100%", " 2/2 [", "accuracy 75.0%]"))
@@ -52,7 +52,15 @@ def test_the_results_by_hand(small, script, capsys):
         | {"category": "correct", "tokens": 10, "truncated": False},  # within the tolerance
     ]
     assert answer["rows"] == rows
-    for name in ("versions", "prompt_hash", "problems_hash"):
+    evaluation = read(answer["results"])
+    assert (
+        evaluation.to_dict()
+        == answer
+        == {**json.loads(Path(answer["results"]).read_text()), "results": evaluation.path}
+    )
+    assert answer.pop("results") == str(tmp_path / "results.json")
+    assert answer["request"].pop("dtype")
+    for name in ("versions", "prompt_hash", "problems_hash", "weights_hash"):
         assert answer.pop(name)
     assert 0 <= answer.pop("seconds") < 60
     assert answer == {
@@ -65,7 +73,12 @@ def test_the_results_by_hand(small, script, capsys):
         "answer_format": "gsm8k",
         **asked,
         "request": Request(temperature=0.5, max_new_tokens=10).to_dict(),
-        **summary(rows, 2),
+        "n": 2,
+        "accuracy": 0.75,
+        "ci95": [*wilson_for_means([0.5, 1], 4)],
+        "accuracy_in_format": 0.5,
+        "mean@n": {"n": 2, "mean": 0.75, "ci95": [*wilson_for_means([0.5, 1], 4)]},
+        **{name: answer[name] for name in ("categories", "pass@k", "maj@k", "pass@k_ci95", "maj@k_ci95", "by_level")},
         "prompt_of_first_row": "2 + 2?\n",
         "rows": rows,
     }
@@ -90,16 +103,16 @@ def whole(small, six, tmp_path_factory):
 def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_what_it_lacks(
     small, six, whole, tmp_path, monkeypatch
 ):
-    lines = answers_file(whole["results"]).read_bytes().splitlines(keepends=True)
+    lines = journal_file(whole["results"]).read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 24
     measured = json.loads(lines[0])["measured"]
     assert measured["weights_hash"] == weights_hash(small, None)
     assert measured["request"]["dtype"] == inference_dtype(small)
     asked = Mock(side_effect=batch_seed)  # once for each batch
-    monkeypatch.setattr(results, "batch_seed", asked)
+    monkeypatch.setattr(evaluator, "batch_seed", asked)
     for complete, batches in ((24, []), (19, [3, 4]), (11, [2, 3, 4]), (0, [0, 1, 2, 3, 4])):
         part = b"".join(lines[: complete + 1]) + (lines[complete + 1][:20] if complete < 24 else b"")
-        answers_file(tmp_path / f"{complete}.json").write_bytes(part)
+        journal_file(tmp_path / f"{complete}.json").write_bytes(part)
         assert evaluate(small, six, output=tmp_path / f"{complete}.json", **SAMPLED)["rows"] == whole["rows"]
         assert [call.args[1] for call in asked.mock_calls] == batches
         assert json.loads((tmp_path / f"{complete}.json").read_text())["accuracy"] == whole["accuracy"]
@@ -107,7 +120,7 @@ def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_w
 
 
 def test_complete_answers_are_read_without_the_weights_and_move_a_shared_bar(small, six, whole, monkeypatch):
-    monkeypatch.setattr(backends.Model, "generator", None)
+    monkeypatch.setattr(engines.Model, "generator", None)
     with Bar(total=12, initial=6, disable=False) as bar:
         assert evaluate(small, six, output=whole["results"], **{**SAMPLED, "progress": bar})["rows"] == whole["rows"]
         assert bar.n == 12
@@ -124,7 +137,7 @@ def test_complete_answers_are_read_without_the_weights_and_move_a_shared_bar(sma
 )
 def test_answers_of_another_evaluation_are_refused(changes, words, small, six, whole):
     asked = {"problems": slice(6), **SAMPLED, **changes}
-    files = Path(whole["results"]), answers_file(whole["results"])
+    files = Path(whole["results"]), journal_file(whole["results"])
     before = [file.read_bytes() for file in files]
     with pytest.raises(ConfigError, match=f"output='.*' was measured with {words}"):
         evaluate(small, six[asked.pop("problems")], output=whole["results"], **asked)
@@ -149,8 +162,8 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
 KILLED = """
 import os, signal, sys
 from grpo_math.cli import main
-from grpo_math.evaluation import results
-plain, calls = results.store, []
+from grpo_math.evaluation import evaluator
+plain, calls = evaluator.store, []
 
 def store(path, records):
     plain(path, records)
@@ -159,7 +172,7 @@ def store(path, records):
         os.truncate(path, os.path.getsize(path) - 20)
         os.kill(os.getpid(), signal.SIGKILL)
 
-results.store = store
+evaluator.store = store
 main(sys.argv[1:])
 """
 
@@ -173,7 +186,7 @@ def test_a_command_that_was_killed_while_it_wrote_continues(small, whole, tmp_pa
         *("--output", str(output)),
     ]
     assert subprocess.run([sys.executable, "-c", KILLED, *words]).returncode == -signal.SIGKILL
-    assert answers_file(output).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
+    assert journal_file(output).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
     assert main(words) == 0
     assert json.loads(output.read_text())["rows"] == whole["rows"]
 
@@ -192,6 +205,6 @@ def test_a_command_that_was_killed_while_it_wrote_continues(small, whole, tmp_pa
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(rows, settings, words, small, monkeypatch):
-    monkeypatch.setattr(backends.Model, "generator", None)
+    monkeypatch.setattr(engines.Model, "generator", None)
     with pytest.raises(ConfigError, match=words):
         evaluate(small, rows, progress=False, **settings)

@@ -1,0 +1,215 @@
+"""An engine answers problems, and each answer is graded: the one way in which this package evaluates.
+
+The command, the probe, a training (before, after and in between) and `grpo_math.evaluate` call `evaluate_engine`.
+
+``accuracy`` is the share of right answers in any form, as in training; ``accuracy_in_format`` is the share of answers
+that are right and in the requested format. Each batch is graded and stored at once, so that an interrupted evaluation
+continues. The settings contain hashes of prompt and problems (fingerprint.py) and the grader's number (`GRADER`).
+Evaluations with different hashes or numbers are not compared.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation.engines import Model
+from grpo_math.evaluation.evaluation import Evaluation, journal_file, results_file, store, stored, write
+from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
+from grpo_math.evaluation.suite import Sampling
+from grpo_math.evaluation.summary import CALLS, PARTS, Record, as_published, category, summarize
+from grpo_math.evaluation.toolbox import Toolbox, conversing
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import batch_seed, batches, token_ids
+from grpo_math.generation.request import DEFAULT_REQUEST, Request
+from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
+from grpo_math.rewards.inputs import row_format
+from grpo_math.run.bar import Bar
+from grpo_math.system.machine import versions
+from grpo_math.tools.sandbox import require_layers
+
+Grader = Callable[[Sequence[Row], Sequence[Completion]], list[Grade]]
+
+
+def evaluate_engine(
+    engine: Model,
+    problems: Sequence[Row],
+    sampling: Sampling,
+    request: Request = DEFAULT_REQUEST,
+    *,
+    about: Mapping[str, Any] | None = None,
+    output: str | Path | None = None,
+    tools: Toolbox | None = None,
+    grade_timeout: float | None = None,
+    grades: Grader | None = None,
+    contamination: Mapping[str, Any] | None = None,
+    progress: bool | Bar = True,
+) -> Evaluation:
+    """Return the evaluation of an engine on rows of `load_problems`. All ranks call this, and get all records.
+
+    ``output`` names the results file; a name that does not end in .json is a folder, in which the settings name the
+    file. Answers are stored next to the file after each batch (`journal_file`). The same call continues an interrupted
+    evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The evaluation of a
+    model in memory starts again, because the model has no name to compare.
+
+    ``about`` adds settings, and ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the
+    grader's own. ``grades`` replaces the grader. ``progress``: a bar, or the bar of several evaluations.
+    """
+    started = time.perf_counter()
+    request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
+    sampling = replace(sampling, batch_size=max(sampling.batch_size, engine.min_batch_size))
+    _check(engine, problems, tools, request)
+    settings = {**(about or {}), **_settings(engine, problems, sampling, request, tools)}
+    if engine.named and output is not None:
+        settings |= engine.files_identity(request)
+    file = None if output is None else results_file(Path(output), settings)
+    # A model in memory has no name or file to compare, so its stored answers may be of other weights.
+    journal = _journal(file) if file and engine.named else None
+    known = stored(journal, settings) if journal else []
+    grade = grades or partial(_grades, timeout=grade_timeout)
+
+    def answer_share(rows: Sequence[Row], share: int) -> list[Record]:
+        # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
+        drawn = replace(sampling, seed=batch_seed(sampling.seed, -share)) if share else sampling
+        return _answer(engine, rows, drawn, request, tools, grade, known, journal, progress)
+
+    # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
+    # answer the first row: each counts once.
+    parts = engine.gather_from_ranks(problems, answer_share)
+    by_key = {record.key: record for part in parts for record in part}
+    records = [by_key[str(row["id"]), sample] for row in problems for sample in range(sampling.samples)]
+    evaluation = Evaluation(
+        settings,
+        summarize(records, sampling.samples),
+        records,
+        seconds=round(time.perf_counter() - started, 2),
+        versions=versions(),
+        first_prompt=problems[0]["prompt"],
+        contamination=contamination,
+        path=str(file) if file else None,
+    )
+    if file:
+        write(evaluation, file)
+    return evaluation
+
+
+def _check(engine: Model, problems: Sequence[Row], tools: Toolbox | None, request: Request) -> None:
+    """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
+    if not problems:
+        raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
+    if len({str(row["id"]) for row in problems}) < len(problems):
+        raise ConfigError("rows", len(problems), "share an id", "give each problem another id")
+    # A model in memory has no files to check, and a training run has checked its tools.
+    if not engine.named:
+        return
+    if tools and "python" in tools.settings:
+        require_layers()
+    engine.check(problems[0]["prompt"], request.template_kwargs)
+
+
+def _journal(file: Path) -> Path:
+    journal = journal_file(file)
+    if file.exists() and not journal.exists():
+        raise ConfigError("output", str(file), "contains results without their answers", "give another --output")
+    return journal
+
+
+def _settings(
+    engine: Model, problems: Sequence[Row], sampling: Sampling, request: Request, tools: Toolbox | None
+) -> dict[str, Any]:
+    """Return who is asked what, and how, as the results file states it."""
+    return {
+        **engine.identity(),
+        "answer_format": row_format(problems[0]),
+        **asdict(sampling),
+        "request": request.to_dict(),
+        "prompt_hash": prompt_hash(problems, engine.tokenizer),
+        "problems_hash": problems_hash(problems),
+        "grader": GRADER,
+        **({"tools": tools.settings} if tools else {}),
+    }
+
+
+def _answer(
+    engine: Model,
+    rows: Sequence[Row],
+    sampling: Sampling,
+    request: Request,
+    tools: Toolbox | None,
+    grade: Grader,
+    known: Sequence[Record],
+    journal: Path | None,
+    progress: bool | Bar,
+) -> list[Record]:
+    """Return the graded records, row by row. The records of each new batch are added to ``journal``.
+
+    A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
+    """
+    samples, records = sampling.samples, {record.key: record for record in known}
+    conversation = tools.conversation(engine.tokenizer, request.template_kwargs) if tools else None
+    jobs = [(row, sample) for row in rows for sample in range(samples)]
+    keys = [(str(row["id"]), sample) for row, sample in jobs]
+    prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], conversation, request.template_kwargs)
+    ids = [prompt for prompt in prompts for _ in range(samples)]
+    # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
+    numbered = enumerate(batches(ids, sampling.batch_size))
+    # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
+    missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
+    shared = progress if isinstance(progress, Bar) else None
+    start = 0 if shared is None else shared.n
+    if not missing:
+        if shared is not None:
+            shared.update(len(rows))
+        return [records[key] for key in keys]
+    engine.check_context(max(map(len, ids)))
+    generate = engine.generator(request)
+    if conversation:
+        generate = conversing(generate, conversation, sampling.max_new_tokens, engine.context)
+    options: dict[str, Any] = {"initial": len(records) // samples, "desc": "evaluating", "unit": "problem"}
+    hidden = not (progress and engine.shows_progress)
+    with Bar(total=len(rows), disable=hidden, **options) if shared is None else nullcontext(shared) as bar:
+        for number, batch in missing:
+            completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
+            graded = zip(batch, completions, grade([jobs[i][0] for i in batch], completions), strict=True)
+            new = [_record(*jobs[i], completion, verdict) for i, completion, verdict in graded]
+            if journal is not None:
+                store(journal, new)
+            records.update((record.key, record) for record in new)
+            right = sum(record.right for record in records.values())
+            if shared is None:
+                bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
+            bar.update(start + len(records) // samples - bar.n)
+    return [records[key] for key in keys]
+
+
+def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float | None) -> list[Grade]:
+    grades = grade_batch(
+        [row["answer"] for row in rows],
+        [completion.text for completion in completions],
+        answer_format=[row_format(row) for row in rows],
+        timeout=timeout or TIMEOUT,
+    )
+    return [as_published(grade, row["answer"], row.get("tolerance")) for grade, row in zip(grades, rows, strict=True)]
+
+
+def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:
+    calls = {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}
+    return Record(
+        id=row["id"],
+        sample=sample,
+        problem=row["problem"],
+        gold=row["answer"],
+        **{name: row.get(name) for name in (*PARTS, "tolerance")},
+        completion=completion.text,
+        verdict=str(grade.verdict),
+        answer=grade.answer,
+        in_format=grade.in_format,
+        category=category(grade, completion.truncated),
+        tokens=completion.written,
+        truncated=completion.truncated,
+        **(calls if completion.messages else {}),
+    )
