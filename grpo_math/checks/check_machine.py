@@ -28,6 +28,7 @@ from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.tools import read_tools, sandbox
 from grpo_math.tools.limits import read_limits
 from grpo_math.tools.python import server
+from grpo_math.trainer import contract
 
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
@@ -83,6 +84,18 @@ def versions(setup: Setup) -> Iterator[Finding]:
         elif required and not required.specifier.contains(installed[name], prereleases=True):
             message = f"{name} {installed[name]} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
+    yield from (Finding("error", found.line, found.install) for found in contract.untested() if found.gone)
+
+
+def untested_versions(setup: Setup) -> Iterator[Finding]:
+    """The installed packages are those that were tested, or the self-test has passed with them."""
+    if contract.passed().exists():
+        return
+    for found in contract.untested():
+        if not found.gone:
+            yield Finding("warning" if found.changed else "info", found.line, f"grpo-math selftest, or {found.install}")
+    if newer := contract.newer():
+        yield Finding("info", f"newer than tested: {', '.join(newer)}", "grpo-math selftest")
 
 
 def number_formats(setup: Setup) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from grpo_math import __version__
-from grpo_math.errors import UserError
 
 GB = 2**30
 # OpenMP's threads spin while they wait, which takes the time of other programs. A step of the demo takes 4.0 s instead
@@ -54,14 +53,6 @@ def supported() -> dict[str, Requirement]:
     except metadata.PackageNotFoundError:
         lines = []
     return {required.name: required for required in map(Requirement, lines) if required.specifier}
-
-
-def refuse_trl() -> None:
-    """Raise `UserError` for a TRL outside the supported range: this package overrides private methods of TRL."""
-    required, installed = supported().get("trl"), versions().get("trl", "")
-    if required and installed and not required.specifier.contains(installed, prereleases=True):
-        reason = f"trl {installed} is not a version that this works with ({required.specifier})"
-        raise UserError(f'{reason}: pip install "trl{required.specifier}"')
 
 
 def launched_with(kind: str) -> bool:

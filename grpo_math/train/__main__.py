@@ -7,12 +7,13 @@ import signal
 import sys
 from contextlib import suppress
 
-from grpo_math.errors import UserError
+from grpo_math.errors import UserError, printed
 from grpo_math.settings import recipe
 from grpo_math.system.machine import SLEEPING_THREADS
 from grpo_math.system.signals import STOPPING, end_at_once, handling
 from grpo_math.system.streams import quiet
 from grpo_math.train.layout import WARNED
+from grpo_math.trainer import contract
 
 if __name__ == "__main__":
     quiet()
@@ -21,6 +22,11 @@ if __name__ == "__main__":
     with handling((signal.SIGINT, *STOPPING), end_at_once):
         with suppress(UserError):  # `main` reads the recipe again, and prints the error
             recipe.read_and_set_env(sys.argv[1:])
+        try:
+            contract.refuse()
+        except UserError as error:
+            print(f"error: {printed(error)}", file=sys.stderr)
+            sys.exit(2)
         from grpo_math.train.program import main
 
     warned = os.environ.pop(WARNED, None)

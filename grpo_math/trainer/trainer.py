@@ -57,7 +57,7 @@ from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.machine import use_physical_cores
 from grpo_math.system.replaced import replaced
 from grpo_math.system.user_functions import event_loop
-from grpo_math.trainer import console, float16, gradients, loading, state, table
+from grpo_math.trainer import console, contract, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
 from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
 from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_files
@@ -104,6 +104,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = MathGRPOConfig(f"{name.split('/')[-1]}-GRPO")
+        for line in contract.warnings(args):
+            logger.warning(line)
         model = absolute_path(model_path(model)) if isinstance(model, str) else model
         settings = as_math_config(args)
         speed_ups.forget()

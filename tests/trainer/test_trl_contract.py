@@ -3,70 +3,21 @@
 import inspect
 import re
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
 import transformers.trainer
-import trl
+from packaging.requirements import Requirement
 from small_trainers import KINDS, letters
 from trl import GRPOConfig, GRPOTrainer
-from trl.generation.vllm_generation import VLLMGeneration
-from trl.trainer import grpo_trainer
 
 import grpo_math.trainer.trainer
 from grpo_math.algorithm import losses
 from grpo_math.errors import UserError
-from grpo_math.generation.sync import AdapterGeneration
-from grpo_math.trainer import loss_settings, state, updates
-from grpo_math.trainer.config import TRL_EQUAL, MathGRPOConfig
+from grpo_math.trainer import contract, loss_settings, updates
+from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-SIGNATURES = {
-    "_calculate_rewards": ["self", "inputs", "prompts", "completions", "completion_ids_list"],
-    "_generate_and_score_completions": ["self", "inputs"],
-    "_generate_single_turn": [
-        "self",
-        "prompt_ids",
-        "images",
-        "multimodal_fields",
-        "num_generations",
-        "has_tool_images",
-    ],
-    "_tool_call_loop": [
-        *("self", "prompts", "prompt_ids", "completion_ids", "completions", "logprobs", "images", "multimodal_fields")
-    ],
-    "_compute_loss": ["self", "model", "inputs"],
-    "_prepare_inputs": ["self", "generation_batch"],
-    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
-    "_get_grad_norm": ["self", "model", "grad_norm"],
-    "_run_epoch": [
-        *("self", "model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial"),
-        *("ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained"),
-        "steps_trained_in_current_epoch",
-    ],
-    "_load_rng_state": ["self", "checkpoint"],
-    "_get_train_sampler": ["self", "dataset"],
-    "_log_metric": ["self", "name", "value"],
-    "evaluate": ["self", "eval_dataset", "ignore_keys", "metric_key_prefix"],
-    "_determine_best_metric": ["self", "metrics", "trial"],
-    "_load_best_model": ["self"],
-    "_load_from_checkpoint": ["self", "resume_from_checkpoint", "model"],
-    "train": ["self", "resume_from_checkpoint", "trial", "ignore_keys_for_eval"],
-    "_save": ["self", "output_dir", "state_dict"],
-    "_push_from_checkpoint": ["self", "checkpoint_folder"],
-    # transformers 5.17 has no "private". Ours passes every argument on.
-    "push_to_hub": ["self", "commit_message", "blocking", "token", "revision"],
-    "_save_checkpoint": ["self", "model", "trial"],
-    "_maybe_log_save_evaluate": [
-        *("self", "tr_loss", "grad_norm", "model", "trial", "epoch", "ignore_keys_for_eval", "start_time"),
-        "learning_rate",
-    ],
-    "_save_optimizer_and_scheduler": ["self", "output_dir"],
-    "_load_optimizer_and_scheduler": ["self", "checkpoint"],
-    "create_scheduler": ["self", "num_training_steps", "optimizer"],
-    "log": ["self", "logs", "start_time"],
-}
 SCORING = [
     "self",
     "model",
@@ -83,14 +34,95 @@ def parameters(method) -> list[str]:
     return list(inspect.signature(method).parameters)
 
 
-def test_the_version_is_the_one_that_this_was_written_against():
-    assert trl.__version__.startswith("1.16.")
+@pytest.fixture
+def untested(monkeypatch, tmp_path):
+    """``untested(module, old, new)``: TRL 1.99 is installed, which differs from the installed one in this text."""
+    monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
+    real = contract.source_of
+
+    def install(changed, old, new, version="1.99.0"):
+        assert old in real(changed)
+        monkeypatch.setattr(
+            contract, "source_of", lambda name: real(name).replace(old, new) if name == changed else real(name)
+        )
+        monkeypatch.setattr(contract, "versions", lambda: {"trl": version})
+        monkeypatch.setattr(contract, "supported", lambda: {"trl": Requirement("trl>=1.16,<2")})
+        contract.untested.cache_clear()
+        return contract.untested()
+
+    yield install
+    contract.untested.cache_clear()
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_the_overridden_methods_have_the_signatures_that_we_override(name):
-    has = parameters(getattr(GRPOTrainer, name))
-    assert (has[:5] if name == "push_to_hub" else has) == SIGNATURES[name]
+@pytest.mark.parametrize("package", contract.stored())
+def test_the_table_has_what_we_use_and_the_installed_version_is_as_the_table_says(package):
+    """If it fails and all other tests pass: `python -m grpo_math.trainer.contract`."""
+    tables, version = contract.stored()[package], contract.versions()[package]
+    table = tables[contract.minor(version)]
+    found = contract.compare(package, version, {version: table})
+    assert (found.gone, found.changed, found.fields) == ([], [], [])
+    used = contract.read(package, contract.use())
+    assert {*used.needed} - {name for one in tables.values() for name in one.needed} == set()
+    assert {*used.functions} <= {*table.functions}
+
+
+GRPO, UTILS, CONFIG = "trl.trainer.grpo_trainer", "trl.trainer.utils", "trl.trainer.grpo_config"
+LOSS = "            loss = (per_token_loss * mask).sum() / normalizer"
+# A change of TRL -> the module, the text and the new text, and what the line says. None: nothing has changed.
+CHANGES = {
+    "comment": (GRPO, "        # ", "        # Indeed: ", None),
+    "denominator": (GRPO, LOSS, LOSS + " / 2", "GRPOTrainer._compute_loss is changed, and grpo_math has its own"),
+    "method": (GRPO, "get_gamma_weights", "_gamma", "GRPOTrainer.get_gamma_weights is gone, and grpo_math has its own"),
+    "metric": (GRPO, '"frac_reward_zero_std"', '"zero_std"', "the metric frac_reward_zero_std is gone"),
+    "new field": (CONFIG, "    beta: float", "    x: int = 0\n    beta: float", "GRPOConfig.x is new"),
+    "lost field": (CONFIG, "    beta: float", "    b: float", "GRPOConfig.beta is gone"),
+}
+GONE = {
+    "class": (UTILS, "class RepeatSampler(", "class Repeat(", "trl.trainer.utils.RepeatSampler is gone"),
+    "import": (UTILS, "add_fused_lm_head", "fuse", "trl.trainer.utils.add_fused_lm_head is gone"),
+    "overridden method": (GRPO, "_generate_single_turn", "_turn", "_generate_single_turn() is gone"),
+    "argument": (GRPO, "completion_ids_list", "ids_list", "_calculate_rewards(completion_ids_list) is gone"),
+    "attribute": (GRPO, "self._buffered_inputs", "self._rows", "trainer._buffered_inputs is gone"),
+}
+
+
+@pytest.mark.parametrize("change", GONE)
+def test_an_untested_trl_that_lacks_what_we_need_is_an_error_with_the_version_to_install(change, untested):
+    *text, expected = GONE[change]
+    assert untested(*text, version="1.16.9") == [], "a tested minor version is not read"
+    untested(*text)
+    with pytest.raises(UserError, match=f"^trl 1.99.0 was not tested: .*{re.escape(expected)}") as raised:
+        contract.refuse()
+    assert str(raised.value).endswith(': pip install "trl==1.16.*"')
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_untested_trl_that_differs_is_one_warning_until_the_self_test_has_passed(change, untested):
+    *text, expected = CHANGES[change]
+    [found] = untested(*text)
+    contract.refuse()
+    if expected is None:
+        assert found.line == "trl 1.99.0 was not tested: what grpo_math relies on is as in 1.16"
+        assert [*contract.warnings(None)] == []
+        return
+    assert expected in found.line
+    if "new" not in change:
+        remedy = 'Run `grpo-math selftest`, or pip install "trl==1.16.*".'
+        assert [*contract.warnings(None)] == [f"{found.line}. {remedy}"]
+    contract.passed().parent.mkdir()
+    contract.passed().touch()
+    assert [*contract.warnings(None)] == []
+
+
+def test_a_new_field_that_a_script_sets_is_warned_about_after_the_self_test_too(untested):
+    untested(*CHANGES["new field"][:3])
+    contract.passed().parent.mkdir()
+    contract.passed().touch()
+    line = "x: new in trl 1.99.0, and not known to grpo_math's loss."
+    config = type("Config", (), {"x": 0})()
+    assert [*contract.warnings(config)] == []
+    config.x = 1
+    assert [*contract.warnings(config)] == [line]
 
 
 @pytest.mark.parametrize("kind", [GRPOTrainer, MathGRPOTrainer])
@@ -100,30 +132,8 @@ def test_the_methods_that_users_and_trl_call_begin_alike(kind):
     assert parameters(kind.__init__) == parameters(GRPOTrainer.__init__)
 
 
-def test_nothing_else_of_trl_is_overridden():
-    ours = {name for name, value in vars(MathGRPOTrainer).items() if inspect.isfunction(value)}
-    overridden = {name for name in ours if hasattr(GRPOTrainer, name)}
-    assert overridden == {*SIGNATURES, "__init__", "_get_per_token_logps_and_entropies"}
-
-
-def test_vllm_generation_is_what_the_adapter_sync_stands_in_for():
-    ours = {name for name in vars(AdapterGeneration) if hasattr(VLLMGeneration, name) and not name.startswith("__")}
-    assert ours == {"_init_vllm", "sync_weights", "generate"}
-    assert parameters(VLLMGeneration._init_vllm) == parameters(VLLMGeneration.sync_weights) == ["self"]
-    assert parameters(VLLMGeneration.generate) == parameters(AdapterGeneration.generate)
-
-
-# Attributes of TRL's trainer that this package reads. Those of its generation by vLLM: tests/generation.
-ATTRIBUTES = [
-    *("beta", "ref_model", "aux_loss_enabled", "top_entropy_quantile", "reward_weights", "num_generations_eval"),
-    *("multi_objective_aggregation", "scale_rewards", "loss_type", "use_transformers_continuous_batching"),
-    "generation_config",
-]
-
-
-def test_trls_trainer_has_the_attributes_that_we_read_and_a_table_of_one_rollout(ours):
+def test_trls_table_is_that_of_one_rollout(ours):
     trainer = ours(**KINDS["trl"])
-    assert [name for name in ATTRIBUTES if not hasattr(trainer, name)] == []
     # The rows of another rollout replace those of this one.
     columns = (trainer._logs[name] for name in ("prompt", "completion", "advantages"))
     assert {column.maxlen for column in columns} == {trainer.args.generation_batch_size}
@@ -136,7 +146,7 @@ def test_the_default_of_advantage_eps_is_trls(ours):
     trainer = ours(small, **KINDS["trl"])
     trainer._prepare_inputs([{"prompt": "3 + 4?"}] * 4 + [{"prompt": "Hello"}] * 4)
     rewards = torch.tensor(trainer._logs["rewards"]["small"]).view(2, 4)
-    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + TRL_EQUAL["advantage_eps"])
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + MathGRPOConfig.advantage_eps)
     assert list(trainer._logs["advantages"]) == pytest.approx(expected.flatten().tolist(), rel=1e-4)
 
 
@@ -182,38 +192,9 @@ def test_every_field_of_trls_config_has_a_reader():
     assert read == set()
 
 
-def test_trl_equal_names_every_field_that_moves_a_weight():
-    assert set(MathGRPOConfig.__annotations__) == set(TRL_EQUAL)
-    assert TRL_EQUAL["advantage_eps"] == MathGRPOConfig.advantage_eps
-
-
-def private(path, owner):
-    """The private attributes that a file reads of ``owner``, as ``owner._name`` or by a name in `state.ATTRIBUTES`."""
-    return set(re.findall(rf"(?<![\w.]){owner}\.(_[a-z]\w*)", path.read_text(encoding="utf-8")))
-
-
-def test_every_private_attribute_that_we_read_is_trls_or_set_in_our_constructor():
-    files = Path(grpo_math.trainer.trainer.__file__).parent.glob("*.py")
-    read = {path.name: private(path, "trainer") | private(path, "self.trainer") for path in files}
-    extra = private(Path(grpo_math.trainer.trainer.__file__), "self")
-    source = inspect.getsource(grpo_trainer) + inspect.getsource(transformers.trainer)
-    trls = {
-        *re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", source),
-        *re.findall(r"def (_[a-z]\w*)\(\s*self", source),
-    }
-    if "num_steps_trained" not in source:  # transformers 5.17 divides the sum of losses by all steps
-        trls.add("_initial_global_step")
-    # Every other file reads what is TRL's alone: ours have public names there, or are handed in.
-    assert {name: names - trls for name, names in read.items() if names - trls} == {}
-    assert set(state.ATTRIBUTES) <= {*trls, *re.findall(r"self\.(\w+) = ", source)}
-    ours = inspect.getsource(MathGRPOTrainer)
-    made = {*re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]+)? = ", ours), *re.findall(r"def (_[a-z]\w*)\(\s*self", ours)}
-    assert extra - trls - made == set()
-
-
 @pytest.mark.parametrize("module", [grpo_math, grpo_math.trainer])
-def test_a_script_with_another_minor_version_of_trl_ends_before_trl_is_imported(module, monkeypatch):
+def test_a_script_with_a_trl_that_lacks_a_name_ends_before_trl_is_imported(module, monkeypatch, untested):
     monkeypatch.delitem(vars(module), "MathGRPOTrainer", raising=False)
-    monkeypatch.setattr("grpo_math.system.machine.versions", lambda: {"trl": "1.17.0"})
-    with pytest.raises(UserError, match=r"^trl 1\.17\.0 is not a version that this works with .*: pip install"):
+    untested(*GONE["import"][:3])
+    with pytest.raises(UserError, match=r"add_fused_lm_head is gone.*: pip install"):
         _ = module.MathGRPOTrainer

@@ -1,0 +1,287 @@
+"""The parts of TRL and transformers that this package relies on, compared with versions that were not tested.
+
+`MathGRPOTrainer` overrides private methods, which may change in any release. contract.json has a `Table` for each minor
+version with which the tests passed. `python -m grpo_math.trainer.contract` adds those of the installed versions: run it
+when all tests have passed. A tested version is not read, and another is read as text: importing a package in which a
+name has moved would be a traceback.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from packaging.version import Version
+
+from grpo_math.errors import UserError
+from grpo_math.generation.embedded import cache_dir
+from grpo_math.run.metrics import METRICS
+from grpo_math.system.machine import supported, versions
+
+FILE = Path(__file__).with_name("contract.json")
+PACKAGE = Path(__file__).parents[1]
+# Of the other packages only the names count.
+HASHED, NAMED = ("trl", "transformers"), ("accelerate", "peft", "huggingface_hub")
+# Names that are replaced or subclassed in a module that does not define them for us alone.
+REPLACED = {
+    *("trl.trainer.grpo_trainer.GRPOTrainer", "trl.trainer.grpo_trainer.VLLMGeneration"),
+    *("trl.trainer.grpo_trainer.create_model_from_path", "trl.trainer.base_trainer._BaseTrainer"),
+    *("trl.generation.vllm_generation.VLLMClient", "trl.generation.vllm_generation.LLM"),
+    *("transformers.trainer.Trainer", "transformers.generation.utils.GenerationMixin"),
+}
+# This package has its own code for these: a change of TRL would have no effect, without an error.
+COPIED = {
+    *("_compute_loss", "_get_per_token_logps_and_entropies", "_tool_call_loop", "get_off_policy_mask"),
+    *("get_gamma_weights", "sync_weights", "_sample", "_prefill"),
+}
+# The newest minor version of the other packages with which the tests passed (constraints-newest.txt).
+NEWEST = {
+    "torch": "2.13",
+    "accelerate": "1.15",
+    "peft": "0.21",
+    "datasets": "5.2",
+    "huggingface_hub": "2.4",
+    "deepspeed": "0.19",
+    "vllm": "0.31",
+}
+
+
+class Table(NamedTuple):
+    """The parts of one minor version of a package that grpo_math relies on.
+
+    ``needed``: ``module.name`` that is imported or replaced, ``trainer.attribute``, ``method(argument)``.
+    ``functions``: a hash of the source of each. ``logged``: names of metrics. ``fields``: of `GRPOConfig`.
+    """
+
+    needed: list[str]
+    functions: dict[str, str]
+    logged: list[str]
+    fields: list[str]
+
+
+class Comparison(NamedTuple):
+    """An installed version that was not tested: what is gone, what has changed, and the new fields of `GRPOConfig`."""
+
+    package: str
+    version: str
+    tested: str
+    gone: list[str]
+    changed: list[str]
+    fields: list[str]
+
+    @property
+    def line(self) -> str:
+        found = [*(f"{name} is gone" for name in self.gone), *self.changed]
+        found += [f"GRPOConfig.{name} is new" for name in self.fields]
+        words = "; ".join(found[:4]) + f"; and {len(found) - 4} more" * (len(found) > 4)
+        same = f"what grpo_math relies on is as in {self.tested}"
+        return f"{self.package} {self.version} was not tested: {words or same}"
+
+    @property
+    def install(self) -> str:
+        return f'pip install "{self.package}=={self.tested}.*"'
+
+
+def refuse() -> None:
+    """Raise `UserError` for a version that lacks a needed name, or that is outside of the supported range."""
+    required, installed = supported().get("trl"), versions().get("trl", "")
+    if required and installed and not required.specifier.contains(installed, prereleases=True):
+        reason = f"trl {installed} is not a version that this works with ({required.specifier})"
+        raise UserError(f'{reason}: pip install "trl{required.specifier}"')
+    for found in untested():
+        if found.gone:
+            raise UserError(f"{found.line}: {found.install}")
+
+
+def warnings(args: Any) -> Iterator[str]:
+    """Yield a line for each version that differs, unless the self-test has passed with it. ``args``: a `GRPOConfig`.
+
+    A field that is set and that our loss does not know is warned about all the same.
+    """
+    for found in untested():
+        if found.changed and not passed().exists():
+            yield f"{found.line}. Run `grpo-math selftest`, or {found.install}."
+        defaults = {name: getattr(type(args), name, None) for name in found.fields}
+        if ignored := [name for name, default in defaults.items() if getattr(args, name, default) != default]:
+            yield f"{', '.join(ignored)}: new in {found.package} {found.version}, and not known to grpo_math's loss."
+
+
+def passed() -> Path:
+    """Return the file that `grpo-math selftest` writes when it has passed with the installed versions."""
+    words = "-".join(f"{name}-{versions().get(name)}" for name in ("grpo_math", *stored(), *list(NEWEST)[:3]))
+    return cache_dir() / "selftest" / words
+
+
+def newer() -> list[str]:
+    """Return the packages of `NEWEST` that are installed in a newer version.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(NEWEST, torch="2.9"), patch.dict(versions(), torch="2.13.0+cpu"):
+    ...     newer()
+    ['torch 2.13.0+cpu (2.9)']
+    """
+    found = {name: versions()[name] for name in NEWEST if name in versions()}
+    return [
+        f"{name} {has} ({NEWEST[name]})" for name, has in found.items() if Version(minor(has)) > Version(NEWEST[name])
+    ]
+
+
+@cache
+def untested() -> list[Comparison]:
+    """Compare the installed versions that were not tested."""
+    found = [
+        compare(package, versions()[package], tables)
+        for package, tables in stored().items()
+        if package in versions() and minor(versions()[package]) not in tables
+    ]
+    return [one for one in found if one.gone or one.package in HASHED]
+
+
+def compare(package: str, version: str, tables: dict[str, Table]) -> Comparison:
+    """Compare the installed version with all that were tested: a function may be that of any of them."""
+    newest = list(tables.values())[-1]
+    now = read(package, newest.needed)
+    needed = set.intersection(*(set(table.needed) for table in tables.values()))
+    gone, changed = sorted(needed - {*now.needed}), []
+    for name in newest.functions:
+        if now.functions.get(name) not in {table.functions.get(name) for table in tables.values()}:
+            own = ", and grpo_math has its own" * (name.rpartition(".")[2] in COPIED)
+            changed.append(f"{name} is {'changed' if name in now.functions else 'gone'}{own}")
+    changed += [f"the metric {name} is gone" for name in newest.logged if name not in now.logged]
+    changed += [f"GRPOConfig.{name} is gone" for name in newest.fields if name not in now.fields]
+    fields = [name for name in now.fields if all(name not in table.fields for table in tables.values())]
+    changed.sort(key=lambda line: "its own" not in line)
+    return Comparison(package, version, list(tables)[-1], gone, changed, fields)
+
+
+def minor(version: str) -> str:
+    """Return the first two numbers of a version.
+
+    >>> minor("1.16.0")
+    '1.16'
+    """
+    return ".".join(version.split(".")[:2])
+
+
+def stored() -> dict[str, dict[str, Table]]:
+    """Return {package: {minor version: table}}."""
+    content = json.loads(FILE.read_text(encoding="utf-8"))
+    return {package: {name: Table(**table) for name, table in tables.items()} for package, tables in content.items()}
+
+
+def read(package: str, needed: list[str]) -> Table:
+    """Return the table of the installed version. ``needed``: that of a table, or of `use`."""
+    imported = [name.rpartition(".") for name in needed if name.startswith(f"{package}.")]
+    modules, names = ({parts[place] for parts in imported} for place in (0, 2))
+    found, functions, literals = set[str](), dict[str, str](), set[Any]()
+    for module in sorted(modules):
+        source = source_of(module)
+        tree = ast.parse(source)
+        # A module that loads on demand lists its names as strings.
+        words = {getattr(node, key, None) for node in ast.walk(tree) for key in ("name", "id", "asname", "value")}
+        literals |= words if package in HASHED else set()
+        for name in needed:
+            if name.rpartition(".")[0] == module and (name.rpartition(".")[2] in words or source_of(name)):
+                found.add(name)
+        for name, node in functions_of(tree):
+            owner, _, method = name.rpartition(".")
+            if (
+                package in HASHED
+                and (owner or method) in names
+                and (package == "trl" or f"{method}()" in needed or method in COPIED)
+            ):
+                functions[name] = digest(source, node)
+                found |= {f"{method}({argument})" for argument in ["", *arguments_of(node)]}
+        if module.endswith("trainer"):
+            attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", source)
+            found |= {f"trainer.{name}" for name in attributes}
+    fields = re.findall(r"^    (\w+): ", source_of(f"{package}.trainer.grpo_config"), re.MULTILINE)
+    return Table(sorted(found & {*needed}), functions, sorted({*METRICS} & literals), fields)
+
+
+def source_of(module: str) -> str:
+    """Return the source of a module of an installed package, which is not imported; "" if there is none."""
+    package, *parts = module.split(".")
+    spec = find_spec(package)
+    folder = Path(((spec and spec.submodule_search_locations) or [""])[0], *parts)
+    files = (folder.with_suffix(".py"), folder / "__init__.py")
+    return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+
+
+def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Yield ``function`` and ``Class.method``, each with its node."""
+    for statement in tree.body:
+        owner = f"{statement.name}." if isinstance(statement, ast.ClassDef) else ""
+        for node in statement.body if isinstance(statement, ast.ClassDef) else [statement]:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield owner + node.name, node
+
+
+def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [one.arg for one in (*node.args.args, *node.args.kwonlyargs) if one.arg != "self"]
+
+
+def digest(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    r"""Return a hash of a function without its docstring, comments and empty lines.
+
+    >>> hashes = []
+    >>> for body in ("    '''Two.'''\n\n    # It is even.\n    return 2", "    return 2  # two", "    return 3"):
+    ...     hashes.append(digest(f"def f(a):\n{body}", ast.parse(f"def f(a):\n{body}").body[0]))
+    >>> hashes[0] == hashes[1], hashes[0] == hashes[2]
+    (True, False)
+    """
+    first = node.body[0]
+    docstring = range(first.lineno, (first.end_lineno or 0) + 1) if ast.get_docstring(node) is not None else ()
+    # Lines of text, because what `ast.unparse` prints depends on the version of Python.
+    numbers = [n for n in range(node.lineno, (node.end_lineno or 0) + 1) if n not in docstring]
+    lines = source.splitlines()
+    code = [re.sub(r"(^|\s)#.*", "", lines[n - 1]).rstrip() for n in numbers]
+    return hashlib.sha256("\n".join(filter(None, code)).encode()).hexdigest()[:12]
+
+
+@cache
+def use() -> list[str]:
+    """Return what the source of this package may need, by the name that a table has for it.
+
+    Too much, such as attributes of our own: `read` keeps what the other package has.
+    """
+    found = {*REPLACED}
+    # A notebook's progress bar, which replaces transformers' alone.
+    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "trainer/notebook.py"}:
+        source = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
+            # Names of a package itself are public.
+            if isinstance(node, ast.ImportFrom) and "." in (node.module or ""):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.FunctionDef):
+                found |= {f"{node.name}({argument})" for argument in ["", *arguments_of(node)]}
+                # ``kwargs["name"]`` in a method that passes its arguments on.
+                keys = re.findall(r"kwargs\['(\w+)'\]", ast.unparse(node))
+                found |= {f"{node.name}({key})" for key in keys}
+            elif isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", None))
+                found |= {f"{name}({keyword.arg})" for keyword in node.keywords}
+        if path.parent.name == "trainer":
+            found |= {f"trainer.{name}" for name in re.findall(r"(?:trainer|self)\.(\w+)", source)}
+            found |= {f"trainer.{name}" for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE)}
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    known = {package: known.get(package, {}) for package in (*HASHED, *NAMED)}
+    used = use()
+    for package, tables in known.items():
+        now = read(package, used)
+        new = {*now.needed}.difference(*(table["needed"] for table in tables.values()))
+        for table in tables.values():
+            # The tests with the other versions show if these have the new names, too.
+            table["needed"] = sorted({*table["needed"]} & {*used} | new)
+        tables[minor(versions()[package])] = now._asdict()
+        known[package] = dict(sorted(tables.items(), key=lambda item: Version(item[0])))
+    FILE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
