@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.checks import Finding, row_kinds
-from grpo_math.checks.check_rewards import contradictions, not_correct
+from grpo_math.checks.check_rewards import BAD_SHARE, contradictions, not_correct, verdicts
 from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.golds import INTEGER, decimal_commas, in_words, plain, readings
 from grpo_math.checks.row_kinds import (
+    CHOICES,
     CONTRADICTORY,
     IN_A_TEST,
     IN_PROSE,
     LONG,
+    NEVER_CORRECT,
     NO_ANSWER,
+    NOT_BARE,
     NOT_CORRECT,
     OWN_TEXT,
     REPEATED,
@@ -35,15 +38,18 @@ from grpo_math.checks.row_kinds import (
 )
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, DataError, UserError, escaped
+from grpo_math.grading import Verdict
 from grpo_math.grading.equal.text import repaired
 from grpo_math.problems import contamination, stored
 from grpo_math.problems.datasets import Data, good_rows, load_problems, open_rows
 from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.problems.prompts import AS_IS
+from grpo_math.problems.rows import HALF
 from grpo_math.problems.sources import source_name
 from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.run.files import replace_text
 from grpo_math.settings.run_settings import RunSettings
+from grpo_math.system.reading import Unreadable, from_json
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -69,7 +75,12 @@ class Fault(NamedTuple):
 
 
 def audit(
-    settings: RunSettings, tests: str, prompt_tokens: int, clean: str | None, bare_numbers: bool
+    settings: RunSettings,
+    tests: str,
+    prompt_tokens: int,
+    clean: str | None,
+    bare_numbers: bool,
+    keep_choices: bool = False,
 ) -> tuple[dict[str, Any], str]:
     """Audit the data set of a recipe, and write the clean rows to ``clean``. Return the result, and the result as text.
 
@@ -81,9 +92,13 @@ def audit(
     golds = [row["answer"] for row in rows]
     commas = decimal_commas(golds)
     faults += [*row_faults(rows, prompt_tokens, commas), *overlap_faults(rows, tests, settings, notes)]
+    if keep_choices:
+        kept = CHOICES._replace(left_out=False)
+        faults = [fault._replace(kind=kept) if fault.kind == CHOICES else fault for fault in faults]
     common = most_common(golds)
-    faults.sort(key=lambda fault: fault.line)
     bare = {row["line"]: plain(row["answer"], commas) for row in rows} if bare_numbers else {}
+    faults += bare_faults(rows, bare)
+    faults.sort(key=lambda fault: fault.line)
     # A number in a column of its own replaces the words.
     mended = {row["line"] for row in rows if bare[row["line"]] != row["answer"]} if bare else set()
     left_out = [
@@ -92,12 +107,13 @@ def audit(
         if fault.kind.left_out and not (fault.line in mended and fault.kind in (IN_PROSE, NOT_CORRECT))
     ]
     read_as = readings(golds)
+    left_out_lines = {fault.line for fault in left_out}
     result: dict[str, Any] = {
-        "ok": not faults and not common,
+        "ok": len(left_out_lines) < n if clean else not faults and not common,
         "rows": n,
         "read_as": {name: len(some) for name, some in read_as.items()},
         "faults": [*by_kind(faults)],
-        "left_out": len({fault.line for fault in left_out}),
+        "left_out": len(left_out_lines),
         "most_common": common,
         "notes": notes,
         "files": write_clean(clean, data, left_out, bare) if clean else [],
@@ -130,7 +146,8 @@ def lines(result: Mapping[str, Any], read_as: Mapping[str, Sequence[str]]) -> It
     yield from (f"note: {note}" for note in result["notes"])
     yield from (f"written  {name}" for name in result["files"])
     faulty = len({line for one in result["faults"] for line in one["lines"]})
-    yield f"{'ok' if result['ok'] else 'not ok'}: {faulty:,} of {result['rows']:,} rows have a fault"
+    end = f", {result['rows'] - result['left_out']:,} are written" * bool(result["files"])
+    yield f"{'ok' if result['ok'] else 'not ok'}: {faulty:,} of {result['rows']:,} rows have a fault{end}"
 
 
 def check(setup: Setup) -> Iterator[Finding]:
@@ -138,6 +155,11 @@ def check(setup: Setup) -> Iterator[Finding]:
     n, sample = len(setup.problems.rows), setup.problems.sample(SAMPLE)
     rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
     faults = [*single_faults(rows), *repeated(rows)]
+    lost = {fault.line: fault.example for fault in faults if fault.kind in NEVER_CORRECT}
+    if len(lost) > BAD_SHARE * len(rows):
+        message = f"{len(lost)} of {len(rows)} gold answers are not values that an answer can match"
+        remedy = "grpo-math audit RECIPE --write_clean FILE leaves them out"
+        yield Finding("error", f"{message}; the first is {next(iter(lost.values()))}", remedy)
     words = [f"{count} {kind}" for kind, count in Counter(fault.kind.name for fault in faults).most_common()]
     if common := most_common([row["answer"] for row in rows]):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
@@ -151,7 +173,17 @@ def shown(text: object) -> str:
 
 
 def raw_text(raw: Any) -> str:
-    return raw.decode(errors="replace").strip() if isinstance(raw, bytes) else json.dumps(raw, default=str)
+    """Return a row as one line of JSON, in which text is text and not codes, unless a code is half a character."""
+    if isinstance(raw, bytes):
+        text = raw.decode(errors="replace").strip()
+        if "\\u" not in text:
+            return text
+        try:
+            raw = from_json(text)
+        except Unreadable:
+            return text
+    text = json.dumps(raw, ensure_ascii=False, default=str)
+    return json.dumps(raw, default=str) if HALF.search(text) else text
 
 
 def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
@@ -220,6 +252,17 @@ def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
             yield Fault(REPEATED, row["line"], f"as line {near[0]}: {shown(row['problem'])}")
         elif len(neighbours) < NEIGHBOURS:
             neighbours.append((distinct, row["line"]))
+
+
+def bare_faults(rows: Stored, bare: Mapping[int, str]) -> Iterator[Fault]:
+    """Yield the rows whose own gold answer is not correct against its number, which would replace it."""
+    changed = (row for row in rows if bare and bare[row["line"]] != row["answer"])
+    for batch in batches(changed, GRADED):
+        golds, answers = [bare[row["line"]] for row in batch], [repaired(row["answer"]) for row in batch]
+        for row, verdict in zip(batch, verdicts(golds, answers, "boxed"), strict=True):
+            if verdict is not Verdict.CORRECT:
+                text = f"{shown(row['answer'])} is {verdict} against {bare[row['line']]!r}"
+                yield Fault(NOT_BARE, row["line"], text)
 
 
 def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:

@@ -34,7 +34,8 @@ from grpo_math.system.user_functions import start
 GOLDS = 200  # gold answers of the data that are graded against themselves
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
-BAD_SHARE = 0.02  # up to this share of bad gold answers there is no warning
+FEW = 0.02  # up to this share of bad gold answers there is no warning
+BAD_SHARE = 0.1  # more bad gold answers are an error
 CORRECT = "correct these answers, or leave the rows out"
 OWN_TEXT = "correct only in their own text"
 BARE = "grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
@@ -94,8 +95,8 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
     first: dict[str, Any] = {}
     compared = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
     pairs = list(islice((pair for pair in compared if pair[0]["answer"] != pair[1]["answer"]), most))
-    verdicts = _verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
-    return [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is not Verdict.CORRECT]
+    found = verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    return [pair for pair, verdict in zip(pairs, found, strict=True) if verdict is not Verdict.CORRECT]
 
 
 def batch(setup: Setup) -> Iterator[Finding]:
@@ -128,8 +129,9 @@ def golds(setup: Setup) -> Iterator[Finding]:
     }
     for kind, bad in rows_by_fault.items():
         for row, example in bad[:1]:
-            few = bad is wrong and len(bad) <= BAD_SHARE * len(rows)
-            level = "error" if len(wrong) == len(rows) else "info" if few else "warning"
+            level, share = "warning", len(bad) / len(rows)
+            if bad is wrong:
+                level = "error" if share > BAD_SHARE else "info" if share <= FEW else "warning"
             message = f"{len(bad)} of {len(rows)} gold answers are {kind}"
             yield Finding(
                 level,
@@ -149,15 +151,15 @@ def not_correct(
 ) -> list[tuple[Any, str]]:
     """Return the rows whose gold answer, ``rewritten`` as an answer, is not correct, each with the verdict in words."""
     answers = [rewritten(row["answer"]) for row in rows]
-    verdicts = _verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
+    found = verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
     return [
         (row, f"{answer[:60]!r} is {verdict}")
-        for row, answer, verdict in zip(rows, answers, verdicts, strict=True)
+        for row, answer, verdict in zip(rows, answers, found, strict=True)
         if verdict is not Verdict.CORRECT
     ]
 
 
-def _verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
+def verdicts(golds: Sequence[str], answers: Sequence[str], answer_format: str) -> list[Verdict]:
     """Return the verdict of each answer, written as a completion in the format, against its gold answer."""
     texts = [example_completion(answer, answer_format) for answer in answers]
     return [grade.verdict for grade in grade_batch(golds, texts, answer_format=answer_format)]
@@ -221,9 +223,9 @@ def gradable(setup: Setup, most: int) -> list[Problem]:
     """Return at most ``most`` problems whose gold answer is graded correct, and another answer of its length wrong."""
     sample, answer_format = setup.problems.sample(4 * most), setup.problems.template.answer_format
     answers = [row["answer"] for row in sample]
-    right = _verdicts(answers, answers, answer_format)
+    right = verdicts(answers, answers, answer_format)
     # The lengths are equal, so that a reward for length does not separate correct from wrong.
-    wrong = _verdicts(answers, list(map(other_answer, answers)), answer_format)
+    wrong = verdicts(answers, list(map(other_answer, answers)), answer_format)
     usable = [pair == (Verdict.CORRECT, Verdict.WRONG) for pair in zip(right, wrong, strict=True)]
     return list(compress(sample, usable))[:most]
 

@@ -9,6 +9,7 @@ r"""The reading of a gold answer, its damage, and the plain number that a model 
 
 import re
 from collections.abc import Mapping, Sequence
+from unicodedata import category
 
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.equal.text import repaired
@@ -19,14 +20,21 @@ INTEGER = re.compile(r"-?[0-9]{1,15}")
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 DAMAGED = "damaged (a lost backslash, or a label)"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
-LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)", re.DOTALL)  # a choice, with its text or without
+# A choice, with its text or without.
+LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)|[^\d①-⑩]*([①-⑩])[^①-⑩]*", re.DOTALL)
+SIGNS = "".join(letter for letter in map(chr, range(0x10000)) if category(letter) == "Sc")
+CODES = (
+    "USD|EUR|GBP|JPY|CNY|RMB|KRW|INR|BRL|PLN|CZK|HUF|SEK|NOK|DKK|CHF|RUB|UAH|TRY|MXN|ARS|CLP|COP|PEN|THB|VND|IDR|MYR|PHP"
+    "|SGD|HKD|TWD|ZAR|NGN|KES|EGP|ILS|AED|SAR|AUD|CAD|NZD|RON|BGN|KZT|zł|Kč|Ft|kr|lei|Rp|Rs|RM|Fr|S/"
+)
+MONEY = re.compile(rf"(?<![^\W\d_])(?:[A-Za-z]{{1,3}}(?=[{SIGNS}])|(?:{CODES})(?![^\W\d_])\.?)|[{SIGNS}]")
 QUOTED = re.compile(r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*""")
 # One number among words, with or without marks between its thousands. 2s may be a product.
 NUMBER = re.compile(
     r"(?<![A-Za-z\d.,])-?(?=[.,]?\d)(?:\d{1,3}(?:(?P<mark>[.,'\u00a0\u202f ])\d{3})(?:(?P=mark)\d{3})*|\d*)"
     r"(?:[.,]\d+)?(?![.,]?\d|[A-Za-z])"
 )
-AROUND = re.compile(r"(?:[A-Za-z]{2,}|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»$€£¥₹%°。，：！？])*")
+AROUND = re.compile(r"(?:[A-Za-z]{2,}+|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»%°。，：！？])*")
 COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
 # Two letters of a script without spaces count as a word.
@@ -95,22 +103,34 @@ def plain(gold: str, commas: bool = False) -> str:
     ['.3', '3 - i', '1,i,-i']
     >>> plain("Es sind 1.234,50 Euro."), plain("65.990"), plain("65.990", True), plain("3,5", True), plain("1 200 m")
     ('1234.50', '65.990', '65990', '3.5', '1200')
+    >>> [plain(gold) for gold in ("R$ 17,36", "17,36zł", "S/ 12.50", "₹1,200", "1 200 Kč", "정답은 ①입니다.")]
+    ['17.36', '17.36', '12.50', '1200', '1200', '①']
     """
     if match := MIXED.fullmatch(gold):
         whole, numerator, denominator = map(int, match.groups())
         return f"{whole * denominator + numerator}/{denominator}"
     if match := LETTER.fullmatch(gold) or QUOTED.fullmatch(gold):
-        return match[1]
+        return next(filter(None, match.groups()))
     number = _one_number(gold)
-    # With both marks the last one is decimal. One mark alone is read as the file has it.
-    is_comma = number.rfind(",") > number.rfind(".") if {*",."} <= {*number} else commas
-    if "," in number and not is_comma and not re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", number):
-        return gold
+    is_grouped = re.fullmatch(r"-?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:(?!\1)[.,]\d+)?", number)
+    if {*",."} <= {*number}:  # the last mark is decimal
+        is_comma = number.rfind(",") > number.rfind(".")
+        if not is_grouped:
+            return gold
+    # One mark alone between groups of three digits is read as the file has it.
+    elif "," in number:
+        is_comma = commas or not is_grouped
+        # 3,5 may be two numbers, but not an amount of money.
+        if is_comma and not (commas or MONEY.search(gold)):
+            return gold
+    else:
+        is_comma = bool(is_grouped) and (commas or number.count(".") > 1)
     thousands, point = (".", ",") if is_comma else (",", ".")
     return re.sub(rf"[\s'{thousands}]", "", number).replace(point, ".") or gold
 
 
 def _one_number(gold: str) -> str:
     """Return the number of a gold answer of one number and perhaps words; "" for any other gold answer."""
+    gold = MONEY.sub(" ", gold)
     numbers = list(NUMBER.finditer(gold))
     return numbers[0].group() if len(numbers) == 1 and AROUND.fullmatch(NUMBER.sub("", gold)) else ""

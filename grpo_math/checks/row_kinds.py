@@ -31,7 +31,6 @@ WORDS = {
 }
 
 PROSE, SENTENCE_WORDS = 5, 3  # words of a gold answer that nobody can match, and of one with a full stop
-PUNCTUATED = 0.9  # of the problems of a file end in a sign; else an end without one means nothing
 COMMON = 0.05  # of the problems have a common word
 JUDGED = 6  # words of a problem whose language is judged
 SCRIPT_LETTERS, FEWEST = 12, 4  # letters that tell the script: Latin or Greek, and another one
@@ -54,10 +53,12 @@ SEVERAL = re.compile(
 EQUATIONS = re.compile(r"[A-Za-z](?:_\{?\w+\}?)?\s*=[^=]+\b(?:and|,)\s*[A-Za-z](?:_\{?\w+\}?)?\s*=")
 LETTER = re.compile(
     r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
+    r"|[^\d①-⑩]*[①-⑩][^①-⑩]*",
+    re.DOTALL,
 )
 # What Python or JavaScript prints for an object that is not text.
 CODE = re.compile(
-    r"<[^<>]+ (?:at 0x[0-9a-f]+|object)>|<(?:class|function|built-in) .*>|\[object Object\]|[{\[]\s*'\w+'\s*:.*"
+    r"<[^<>]+ (?:at 0x[0-9a-f]+|object)>|<(?:class|function|built-in) .*>|\[object Object\]|[{\[]\s*['\"]\w+['\"]\s*:.*"
     r"|b'.*'|(?:\w+\.)*(?:Fraction|Decimal|Integer|Rational|Float|float\d*|int\d*|array|tensor|Series|Poly)\(.*\)"
     r"|(?:lambda\b|def |print\().*",
     re.DOTALL,
@@ -83,11 +84,7 @@ LOST = re.compile(
 )
 TASK = re.compile(rf"(?:please |bitte |\W|[a-z\d]{{1,2}}[.)])*(?:{WORDS['tasks']})(?![a-z])", re.IGNORECASE)
 SENTENCE = re.compile(r"(?<=[.?!])\s+|(?<=[。？！])|\n")
-ASKS = re.compile(r"[?？؟]+(?=\W*(?:\s|\Z)|[^\x00-\u2fff])")
-# Numbered parts, of which the last one ends the problem: rules would be followed by a question.
-PARTS = re.compile(
-    r"(?:^|\s)\(?(?:a|i|1)[.)]\s.*\s\(?(?:[b-f]|ii+|[2-6])[.)]\s+(?:[^.?。？\n]|\.\d)+[.?。？]?\s*\Z", re.DOTALL
-)
+ASKS = re.compile(r"(?<![?？؟])[?？؟]++(?=[^\w\s?？؟]*+(?:\s|\Z)|[^\x00-\u2fff])")
 ESCAPED = re.compile(r"\\(?:\\|[{}$])")
 PAIRS = (
     (r"\{", r"\}"),
@@ -108,7 +105,6 @@ Row = Mapping[str, Any]
 class Habits(NamedTuple):
     """What is usual in a file, so that a row can differ from it."""
 
-    punctuated: bool
     script: str
     common: frozenset[str]
     share: float  # of the words of a problem that are common
@@ -129,10 +125,9 @@ def habits(rows: Sequence[Row]) -> Habits:
     counted = Counter(word for words in texts for word in {*words})
     common = frozenset(word for word, count in counted.items() if count >= max(2, COMMON * len(rows)))
     shares = [_share(words, common) for words in texts if len(words) >= JUDGED]
-    ends = sum(not _open_end(row["problem"]) for row in rows)
     scripts = Counter(filter(None, map(_script, texts))).most_common(1)
     share = median(shares) if len(shares) >= MANY else 0.0
-    return Habits(ends >= PUNCTUATED * len(rows), scripts[0][0] if scripts else "", common, share)
+    return Habits(scripts[0][0] if scripts else "", common, share)
 
 
 def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
@@ -192,27 +187,12 @@ def _cannot_be_checked(row: Row, usual: Habits) -> str:
     return tasks[0][:60] if tasks and not any(map(ASKS.search, {*sentences} - {*tasks})) else ""
 
 
-def _several_questions(row: Row, usual: Habits) -> str:
-    asks = len(ASKS.findall(row["prose"]))
-    several = asks > 1 or (not asks and PARTS.search(row["problem"]) and not re.search("[,;]", row["answer"]))
-    return row["problem"][-80:] if several else ""
-
-
 def _other_language(row: Row, usual: Habits) -> str:
     words = _words(row["prose"])
     # A script that does not separate words has no common ones.
     judged = len(words) >= JUDGED and usual.share >= SHARED
     is_other = judged and _share(words, usual.common) < FOREIGN * usual.share
     return row["problem"][:60] if is_other or _script(words) not in ("", usual.script) else ""
-
-
-def _open_end(problem: str) -> bool:
-    # Most problems end in a sign, and need no split.
-    is_ended = problem.endswith((".", "?")) and not problem.endswith("..")
-    last = "" if is_ended else SENTENCE.split(problem.rstrip())[-1]
-    # A question, a list after a colon and an option need no full stop.
-    ends = last[-1:].isalnum() and not re.search(r"[?？؟:]|\A\W*[A-Z][.)]", last)
-    return ends or last.endswith((",", ";", "-", "–", "(", "...", "…"))
 
 
 def _around(text: str, match: re.Match[str] | None) -> str:
@@ -242,26 +222,33 @@ def _script_of(letter: str) -> str:
 
 
 NO_ANSWER = Kind("no gold answer", "add the answers", lambda row, usual: NO_GOLD.fullmatch(_plain(row)))
+CHOICES = Kind(
+    "multiple-choice letters",
+    "ask for the value, because a guess hits a letter, or give --keep_choices",
+    lambda row, usual: LETTER.fullmatch(_plain(row)),
+)
 IN_PROSE = Kind("gold answers in prose, which nobody can match", "write the value alone", _is_prose)
+SEVERAL_ANSWERS = Kind(
+    "gold answers with several answers",
+    "keep one, or ask for all of them",
+    lambda row, usual: SEVERAL.search(row["answer"]) or EQUATIONS.search(_plain(row)),
+)
+IS_DAMAGED = Kind(
+    f"gold answers that are {DAMAGED}", "write the answers again", lambda row, usual: is_damaged(row["answer"])
+)
 # The first that is true counts.
 GOLD_KINDS = (
     Kind("gold answers that are code objects", "write their values", lambda row, usual: CODE.fullmatch(row["answer"])),
     Kind("gold answers that are proofs", "ask for a value", lambda row, usual: PROOF.search(row["answer"])),
     NO_ANSWER,
-    Kind(
-        "multiple-choice letters",
-        "ask for the value, because a guess hits a letter",
-        lambda row, usual: LETTER.fullmatch(_plain(row)),
-    ),
+    CHOICES,
     Kind("gold answers that are a unit only", "add the number", _is_unit),
-    Kind(
-        "gold answers with several answers",
-        "keep one, or ask for all of them",
-        lambda row, usual: SEVERAL.search(row["answer"]) or EQUATIONS.search(_plain(row)),
-    ),
-    Kind(f"gold answers that are {DAMAGED}", "write the answers again", lambda row, usual: is_damaged(row["answer"])),
+    SEVERAL_ANSWERS,
+    IS_DAMAGED,
     IN_PROSE,
 )
+# No value that a model answers is correct.
+NEVER_CORRECT = {*GOLD_KINDS} - {CHOICES, SEVERAL_ANSWERS, IS_DAMAGED}
 PROBLEM_KINDS = (
     Kind("problems that contain their answer", "cut the solution off", _contains_answer),
     Kind(
@@ -282,12 +269,6 @@ PROBLEM_KINDS = (
         lambda row, usual: _around(row["problem"], LOST.search(row["problem"])),
     ),
     Kind("tasks whose answer cannot be checked", "ask for a value", _cannot_be_checked),
-    Kind("several questions with one gold answer", "make a row of each question", _several_questions),
-    Kind(
-        "problems that end within a sentence",
-        "read the source again without a limit on its length",
-        lambda row, usual: row["problem"][-60:] if usual.punctuated and _open_end(row["problem"]) else "",
-    ),
     Kind(
         "problems in another language than the others",
         "leave them out if you did not want them",
@@ -302,6 +283,7 @@ NOT_CORRECT = Kind("gold answers that are not correct against themselves", "writ
 CONTRADICTORY = Kind("contradictory gold answers", "keep the right one")
 REPEATED = Kind("near-duplicate problems", "keep one")
 IN_A_TEST = Kind("problems of {}, a test set", "leave them out, or the accuracy on the set means nothing")
+NOT_BARE = Kind("gold answers that are not correct against their number", "write the number as the grader reads it")
 OWN_TEXT = Kind(
     "gold answers that are correct only in their own text",
     "--bare_numbers writes their numbers in a column",

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="RECIPE", help="a recipe, or the name or file of a data set")
     add("--write_clean", metavar="FILE", help="write the rows that can teach, and FILE.left_out.jsonl")
     add("--bare_numbers", action="store_true", help=f"write each gold answer's number in the column {COLUMN}")
+    add("--keep_choices", action="store_true", help="keep multiple-choice letters, which are left out else")
     add("--tests", default=TESTS, help=f"sets that must not overlap (default: {TESTS})")
     add("--prompt_tokens", type=int, default=PROMPT_TOKENS, metavar="N", help="the longest problem (default: 512)")
 
@@ -35,5 +36,5 @@ def run(args: argparse.Namespace) -> Answer:
         raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):
         raise ConfigError("write_clean", clean, "is not a .jsonl file", "the rows are written as lines of JSON")
-    result, text = audit(settings, args.tests, args.prompt_tokens, clean, args.bare_numbers)
-    return Answer(result, text, result["ok"] or bool(clean))
+    result, text = audit(settings, args.tests, args.prompt_tokens, clean, args.bare_numbers, args.keep_choices)
+    return Answer(result, text, result["ok"])

@@ -118,4 +118,4 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
         return f"its columns are {present}; give --columns {columns_as_text(guessed)}"
-    return f"its columns are {present}; accepted are {', '.join(columns[field])}: name another one with --columns"
+    return f"its columns are {present}; accepted are {', '.join(columns[field])}; name another one with --columns"

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_math.checks.row_kinds import faults, habits
 from grpo_math.cli import main
-from grpo_math.problems.datasets import load_problems
+from grpo_math.grading import grade
 
 NOUNS = (
     "apple",
@@ -37,6 +37,7 @@ FAULTS = {
         ("What is it?", "<function solve at 0x7f2d3c>"),
         ("What is half?", "Fraction(1, 2)"),
         ("What is in it?", "{'answer': 3}"),
+        ("Which inputs?", '{"inputs": ["3"], "outputs": ["4"]}'),
     ],
     "no gold answer": [
         ("How many primes are there?", "not found"),
@@ -88,11 +89,6 @@ FAULTS = {
         ("Let n be odd. Prove that 8 divides n^2 - 1.", "n^2-1=8k"),
         ("Erkläre, warum $x^2 + 1$ nie 0 ist.", "x^2+1>0"),
     ],
-    "several questions with one gold answer": [
-        ("How many pears are left? And how many were sold?", "6"),
-        ("A box holds 4 pens. (a) Count the pens in 7 boxes. (b) Count the boxes for 64 pens.", "28"),
-    ],
-    "problems that end within a sentence": [("Lena has 14 stamps and buys twice as many as her", "42")],
     "gold answers in prose, which nobody can match": [
         ("What does f do?", "the function grows whenever its argument does")
     ],
@@ -102,6 +98,8 @@ FAULTS = {
         ("Which is smaller?", "B) 12"),
         ("And now?", "Option D"),
         ("And then?", "The correct answer is A."),
+        ("Which number is prime? ① 4 ② 7", "②"),
+        ("Which is a square? ① 5 ② 7 ③ 9", "③"),
     ],
     "contradictory gold answers": [("Halve 46 books.", "23"), ("halve 46  books.", "24")],
     "gold answers that are not correct against themselves": [("Divide it.", r"\frac{1}{")],
@@ -157,28 +155,64 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
     assert audited(capsys)[0] == 0
 
 
-def test_what_only_looks_odd_is_kept_and_its_numbers_are_written_bare(here, capsys):
-    odd = ["49,5", "65.990 €", "1.234,50 €", "Es sind 93 Äpfel.", "93 Äpfel"]
+def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(here, capsys):
+    odd = ["R$ 17,36", "1.234,50 €", "Es sind 93 Äpfel.", "93 Äpfel", "17,36 zł", "65.990 €"]
     chinese = ("小明有十二个苹果，他给了小红五个，还剩多少个苹果？", "7")
     write(here / "mine.jsonl", [*GOOD, *((f"How many are {i} boxes?", gold) for i, gold in enumerate(odd)), chinese])
     code, result = audited(capsys, "--write_clean", "clean.jsonl", "--bare_numbers")
     lines = {one["kind"]: (one["lines"], one["left_out"]) for one in result["faults"]}
     first = len(GOOD) + 1
     assert lines == {
-        "gold answers that are correct only in their own text": ([first, first + 1, first + 2, first + 3], False),
-        "problems in another language than the others": ([first + 5], False),
-        "gold answers in prose, which nobody can match": ([first + 3], True),
-        "gold answers that are not correct against themselves": ([first + 3], True),
+        "gold answers that are correct only in their own text": (
+            [*range(first, first + 3), first + 4, first + 5],
+            False,
+        ),
+        "problems in another language than the others": ([first + 6], False),
+        "gold answers in prose, which nobody can match": ([first + 2], True),
+        "gold answers that are not correct against themselves": ([first + 2], True),
+        "gold answers that are not correct against their number": ([first + 5], True),
     }
-    assert (code, result["read_as"], result["left_out"]) == (0, {"number": 15, "expression": 2, "text": 1}, 0)
-    numbers = [row["answer"] for row in load_problems("clean.jsonl", columns="answer=bare_answer")]
-    assert numbers == [*(gold for _, gold in GOOD), "49.5", "65990", "1234.50", "93", "93", "7"]
-    assert audited(capsys, "--write_clean", "strict.jsonl")[1]["left_out"] == 1
+    assert (code, result["left_out"]) == (0, 1)
+    rows = [json.loads(line) for line in (here / "clean.jsonl").read_text().splitlines()]
+    assert [row["bare_answer"] for row in rows[len(GOOD) :]] == ["17.36", "1234.50", "93", "93", "17.36", "7"]
+    assert all(grade(row["bare_answer"], row["answer"], answer_format="direct") for row in rows[len(GOOD) :])
+    assert "65.990 €" in (here / "clean.jsonl.left_out.jsonl").read_text()
     main(["audit", "mine.jsonl", "--tests", ""])
     out = capsys.readouterr().out
-    assert "as the grader reads them: 15 as a number ('4' = 4, '7' = 7, '10' = 10), 2 as an expression ('49,5', " in out
-    assert "\n         line 13, '49,5': '49.5' is wrong\n         line 14, " in out
+    assert "\n         line 13, 'R$ 17,36': '17.36' is wrong\n         line 14, " in out
     assert main(["audit", "mine.jsonl", "--bare_numbers"]) == 2
+
+
+def test_choices_are_kept_if_the_user_wants_them(here, capsys):
+    choices = [("Which number is prime?\n(A) 4\n(B) 7", "B"), ("소수를 고르시오. ① 4 ② 7", "②")]
+    write(here / "mine.jsonl", [*GOOD, *choices])
+    assert audited(capsys, "--write_clean", "clean.jsonl")[1]["left_out"] == 2
+    result = audited(capsys, "--write_clean", "kept.jsonl", "--keep_choices")[1]
+    assert (result["left_out"], result["read_as"]["choice"]) == (0, 2)
+    (kind,) = [one for one in result["faults"] if one["kind"] == "multiple-choice letters"]
+    assert (kind["count"], kind["left_out"]) == (2, False)
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.jsonl"])
+def test_rows_are_shown_and_written_as_text(here, capsys, name):
+    row = {"problem": "사과 3개와 4개를 더하면 모두 몇 개입니까?", "answer": "모른다"}
+    rows = [row, {"problem": row["problem"], "answer": ""}]
+    content = "".join(json.dumps(one) + "\n" for one in rows)
+    if name == "mine.csv":
+        content = "problem,answer\n" + "".join(f"{one['problem']},{one['answer']}\n" for one in rows)
+    (here / name).write_text(content)
+    assert main(["audit", name, "--tests", "", "--write_clean", "clean.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert '{"problem": "사과' in out
+    assert out.splitlines()[-1] == "ok: 1 of 2 rows have a fault, 1 are written"
+    assert json.dumps(row, ensure_ascii=False) + "\n" == (here / "clean.jsonl").read_text()
+    assert "사과" in (here / "clean.jsonl.left_out.jsonl").read_text()
+
+
+def test_nothing_written_is_not_ok(here, capsys):
+    write(here / "mine.jsonl", [("Why?", "cm")])
+    assert main(["audit", "mine.jsonl", "--tests", "", "--write_clean", "clean.jsonl"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "not ok: 1 of 1 rows have a fault, 0 are written"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +258,7 @@ def test_a_gold_answer_of_a_third_of_the_problems_is_reported(here, capsys):
     assert (code, result["most_common"], result["left_out"]) == (1, {"answer": "yes", "count": 4}, 0)
 
 
-def test_doctor_prints_one_line(here):
+def test_doctor_prints_one_line_and_refuses_a_tenth_of_gold_answers_that_nobody_can_match(here):
     from grpo_math.checks import audit
     from grpo_math.checks.setup import Setup
     from grpo_math.settings.recipe import read
@@ -238,3 +272,10 @@ def test_doctor_prints_one_line(here):
         finding.message
         == "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit RECIPE shows them"
     )
+    lost = [("Why?", "because the sum of both is even"), ("And what?", '{"inputs": ["3"]}')]
+    write(here / "mine.jsonl", [*GOOD, *lost])
+    error, _ = audit.check(Setup(settings))
+    message = "2 of 14 gold answers are not values that an answer can match; the first is 'because the sum of both"
+    assert (error.level, error.message[: len(message)]) == ("error", message)
+    write(here / "mine.jsonl", [*GOOD, lost[0]])
+    assert [finding.level for finding in audit.check(Setup(settings))] == ["info"]

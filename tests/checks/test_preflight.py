@@ -474,8 +474,8 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
-        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(99)}, [of_golds("warning", 99)]),
-        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(100)}, [of_golds("error", 100)]),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(10)}, [of_golds("warning", 10)]),
+        ([*ROWS, "--prompt_template", "boxed"], {"files": golds(11)}, [of_golds("error", 11)]),
         (
             [*ROWS, "--prompt_template", "boxed"],
             {"files": rows_of(("p", "5\text{ cm}"), ("q", "7"))},

@@ -648,7 +648,7 @@ def test_a_column_whose_name_does_not_say_that_it_is_the_answer_is_not_offered(t
     with pytest.raises(DataError) as error:
         load_problems(write(tmp_path / "a.jsonl", row))
     assert f"its columns are {', '.join(row)}; accepted are " in str(error.value)
-    assert ": name another one with --columns; correct the row" in str(error.value)
+    assert "; name another one with --columns; correct the row" in str(error.value)
 
 
 def test_a_comma_outside_quotes_does_not_move_the_answer(tmp_path):

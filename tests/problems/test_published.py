@@ -182,7 +182,7 @@ def test_columns_without_a_common_name_are_named(tmp_path):
         "columns answer=meta.gold"
     )
     folder = put(tmp_path / "no gold", [{"query": "a?"}])
-    with pytest.raises(ConfigError, match=r"no column for the answer: .*; accepted are target: name another one with"):
+    with pytest.raises(ConfigError, match=r"no column for the answer: .*; accepted are target; name another one with"):
         load_problems(str(folder), columns="answer=target")
 
 
