@@ -41,8 +41,8 @@ PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 FORMULA = re.compile(
-    r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|(\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
-    r"|\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",
+    r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|((?<!\d)\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
+    r"|(?<!\d)\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",
     re.DOTALL,
 )
 # Ways to repeat a formula: a form, and a pattern of the formula with its replacement.

@@ -44,7 +44,7 @@ PROOF = re.compile(
     r"|\\(?:blacksquare|square|Box|qed)|∎|证明",
     re.IGNORECASE,
 )
-NO_GOLD = re.compile(rf"[\s\-.?_]*(?:{WORDS['no_gold']})?[\s\-.?_]*", re.IGNORECASE)
+NO_GOLD = re.compile(rf"[\s\-.?_]*+(?:(?:{WORDS['no_gold']})[\s\-.?_]*)?", re.IGNORECASE)
 SEVERAL = re.compile(
     r"\S\s*(?:\bor\b|(?<!\\);)\s*\S"
     r"|(?:^|\s)\(?(?:a|1|i)\)\s.*\s\(?(?:b|2|ii)\)\s|\brespectively\b",
@@ -66,7 +66,7 @@ CODE = re.compile(
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 
 # Of a problem
-DRAWING = re.compile(r"\[asy\].*?\[/asy\]", re.DOTALL)
+DRAWING = re.compile(r"\[asy\](?:(?!\[asy\]).)*?\[/asy\]", re.DOTALL)
 CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
 # Of a text in lower case, and with words tried only where one begins: both are for speed.
 FIGURE = re.compile(
@@ -95,7 +95,9 @@ PAIRS = (
 )
 MONEY = re.compile(r"\$ ?\.?\d[\d,.]*(?![\d.,]|[A-Za-z]?[\^+*=(]| ?[-+*/=^<>] ?\d)|\d ?\$(?![\w\\])")
 FORMULA = re.compile(
-    r"\[asy\].*?\[/asy\]|\\begin\{(\w+\*?)\}.*?\\end\{\1\}|\$[^$]*\$|\\\[.*?\\\]|\\\(.*?\\\)|\\[A-Za-z]+", re.DOTALL
+    r"\[asy\](?:(?!\[asy\]).)*?\[/asy\]|\\begin\{(\w+\*?)\}.{0,700}?\\end\{\1\}|\$[^$]*\$"
+    r"|\\\[(?:\\\\|(?!\\[\\[]).)*?\\\]|\\\((?:(?!\\\().)*?\\\)|\\[A-Za-z]+",
+    re.DOTALL,
 )
 LETTERS = re.compile(r"[^\W\d_]{2,}")
 

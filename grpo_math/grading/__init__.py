@@ -4,6 +4,12 @@ r"""Grade completions: find the answer and compare it with the gold answer. Grad
     equal/              compares two answers, by structure
     workers.py judge.py worker processes with limits, for the comparisons that this process cannot make
 
+No text of a model meets a pattern in this process whose time is not linear in the text: two alternatives of a repeat
+never match the same character, and a repeat that need not give back characters is possessive. equal/ reads at most 400
+characters here. A worker, which can be killed, reads longer answers. A library with a linear guarantee does not fit:
+RE2 lacks the look-behind that finds a word in a script without spaces. tests/grading/test_linear_time.py makes texts
+from each pattern on which it could be slow.
+
 `score` and `grade` take one completion, `grade_batch` many. Most answers are decided in this process in microseconds.
 
 >>> str(grade("72", "48 + 24 = 72\n#### 72")), str(grade(r"\frac{1}{2}", "The answer is 0.5."))

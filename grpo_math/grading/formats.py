@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from grpo_math.errors import require_choice
 from grpo_math.grading.equal import spelled, units
 from grpo_math.grading.equal.clean import clean
-from grpo_math.grading.equal.compare import value
-from grpo_math.grading.equal.text import MAX_CHARACTERS
+from grpo_math.grading.equal.compare import QUICK_CHARACTERS, value
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def in_format_for(gold: str, completion: str, answer_format: str) -> bool:
     answer = completion.rpartition("####")[2].strip()
     if answer_format not in ONE_NUMBER_FORMATS or answer == gold or answer.isdecimal() or value(gold) is None:
         return True
-    return len(answer) <= MAX_CHARACTERS and is_one_number(answer, gold)
+    return len(answer) <= QUICK_CHARACTERS and is_one_number(answer, gold)
 
 
 def is_one_number(answer: str, gold: str) -> bool:

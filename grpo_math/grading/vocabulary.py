@@ -65,9 +65,12 @@ def _joint(kind: str) -> str:
 # "and" or "or" of another language before a value: a number, a formula, a choice or "x =".
 _JOINT = re.compile(
     rf"{START}(?:(?P<text>\\(?:text|textrm|mbox|mathrm)\s*\{{\s*)?(?:(?P<and>{_joint('and')})|(?P<or>{_joint('or')}))"
-    r"(?(text)\s*\})\s*(?=\(?[-−–+]?\s?(?:[\d$π√]|\\(?!text))|\(?[A-J](?![A-Za-z])|[a-z](?:_\S{1,3}|[₀-₉])?\s?=))"
+    r"(?(text)\s*\})\s*+(?=\(?[-−–+]?\s?(?:[\d$π√]|\\(?!text))|\(?[A-J](?![A-Za-z])|[a-z](?:_\S{1,3}|[₀-₉])?\s?=))"
 )
-_VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?(?:[^\W\d_]|{FOREIGN}){{1,20}}){{0,2}}[,\s]*\Z")
+# A letter, or a mark of one, in exactly one way: two ways for each letter would be an exponential search.
+_LETTER = rf"(?:[^\W\d_]|(?![^\W\d_]){FOREIGN})"
+_VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
+_VALUE_BEHIND = re.compile(r"[\d$(A-J]|[a-z]\S? ?=")
 _NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}[A-J]\)?)\s\Z")
 
 
@@ -82,7 +85,7 @@ def in_english(text: str) -> str:
         before, word = text[max(0, joint.start() - 60) : joint.start()], joint["and"] or joint["or"]
         short = len(word) < 3 and word.isascii() and not joint["text"]
         if not (_NUMBER_BEFORE if short else _VALUE_BEFORE).search(before) or (
-            short and re.match(r"[\d$(A-J]|[a-z]\S? ?=", text[joint.end() :]) is None
+            short and _VALUE_BEHIND.match(text, joint.end()) is None
         ):
             return joint.group()
         return f"{'' if before[-1].isspace() else ' '}{'and' if joint['and'] else 'or'} "

@@ -41,7 +41,8 @@ _TOKEN = re.compile(
 # Text between the parts of one answer: separators, "and", "or", names such as "x =" and "(a)", a unit.
 _BETWEEN = re.compile(
     r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
-    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}|{either('or')}(?: [a-z]{{1,9}})?"
+    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}"
+    rf"|{either('or')}(?: (?!{either('and', 'or')})[a-z]{{1,9}}(?![A-Za-z]))?"
     r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
 )
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
@@ -73,7 +74,11 @@ _VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J]
 
 _SHORT = re.compile(rf" (?!(?:{'|'.join(CHANGES)})\b)[a-z]{{2,3}}\b")
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.
-_FORMULA = r"\$\$[^$]{1,400}\$\$|\$(?!\s)[^$\n]{1,400}(?<!\s)\$(?!\d)|\\\(.{1,400}?\\\)|\\\[.{1,400}?\\\]"
+# A formula ends before the next one begins: a search for an end that is missing would go over the text again and again.
+_FORMULA = (
+    r"\$\$[^$]{1,400}\$\$|\$(?!\s)[^$\n]{1,400}(?<!\s)\$(?!\d)"
+    r"|\\\((?:(?!\\\().){1,400}?\\\)|\\\[(?:\\\\|(?!\\[\\[]).){1,400}?\\\]"
+)
 _TUPLE = r"[(\[](?:[^][(){}\s,]{1,20},\s?){1,4}[^][(){}\s,]{1,20}[)\]]"
 _ITEM = re.compile(
     rf"(?P<formula>{_FORMULA})|{_TUPLE}|\d{{1,3}}(?: \d{{3}})+(?![\d/-])|{FOREIGN}+"
@@ -96,9 +101,7 @@ _CHOICE_WITH_TEXT = re.compile(
 )
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
-_CHOICES = re.compile(
-    rf"{START}(?<![\d(])(?:{_ONE}, ?)*{_ONE}(?:,? (?:and|or) {_ONE}(?![A-Za-z\d])|(?:[,/] ?{_ONE})+(?=\W*\Z))"
-)
+_CHOICES = re.compile(rf"{START}(?<![\d(]){_ONE}(?:(?:,? (?:and|or) |[,/] ?){_ONE}(?![A-Za-z\d]))+")
 _IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
 _SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
 _UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
@@ -112,7 +115,7 @@ _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
 _REMARK = re.compile(
     r"\b(?:would|might|could|may) (?:say|think|guess|argue|answer)\b|\bhad (?:we|i|you)\b"
-    r"|\A\s*\(.*[A-Za-z].*[ =].*\)\s*\Z",
+    r"|\A\s*+\([^A-Za-z]*+[A-Za-z][^ =]*+[ =].*\)\s*\Z",
     re.IGNORECASE,
 )
 # A sentence as an answer: two words or more before its first number, and no formula.
@@ -136,7 +139,7 @@ _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
 _END = re.compile(
-    rf"(?:{_FORMULA})|(?P<end>(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])|(?P<question>\?(?=[\s*]|\Z)|？)|</|【|\n(?:\s*[*#]*\d{{1,2}}\.(?=\s+\S))?"
+    rf"(?:{_FORMULA})|(?P<end>(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])|(?P<question>\?(?=[\s*]|\Z)|？)|</|【|\n(?:[^\S\n]*+[*#]*+\d{{1,2}}\.(?=\s+\S))?"
     "|(?<=[\u0e00-\u0eff])\\s+(?=[\u0e00-\u0eff]))",
     re.DOTALL,
 )
@@ -158,8 +161,8 @@ class _Mark(NamedTuple):
 
 # 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
 # language that writes so.
-_COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![\d.,]*\d)")
-_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![\d.,]*\d)")
+_COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![.,]*\d)")
+_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![.,]*\d)")
 _COMMA_HABIT = re.compile(
     rf"(?<![\d,])\d+,\d\d(?![\d,])|\d\.\d{{3}}[.,]\d|(?<![^\W\d_]){either('answer', decimal=',')}", re.IGNORECASE
 )
@@ -395,12 +398,14 @@ def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match
     if _CHOICE.fullmatch(text.strip("$")):
         is_name = text != "A" or after is None or _NO_NOUN.match(after.group()) is not None
         return is_name and (before is None or before.group() != "=")
-    return re.search(r"[\dπ¼-¾⅐-⅞]|\$.*\\", text) is not None
+    return re.search(r"[\dπ¼-¾⅐-⅞]", text) is not None or "\\" in text.partition("$")[2]
 
 
 def _choice(text: str, item: re.Match[str]) -> str:
     """Return a choice, with the choices joined to it, or with a negation behind it."""
     several = next((s for s in _CHOICES.finditer(text) if s.start() <= item.start() < s.end()), None)
+    if several and " " not in several.group().replace(", ", "").strip() and re.search(r"\w", text[several.end() :]):
+        several = None  # "A, B" with text behind
     if several or _NEGATED.match(text, item.end()):
         return several.group() if several else text[item.start() :]
     return item.group().rstrip(" .,;:!?*")

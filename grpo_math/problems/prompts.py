@@ -25,7 +25,7 @@ Prompt = str | list[dict[str, Any]]
 # A chat template that has been applied: special tokens of a model, or the beginning of its turn.
 CHAT_TOKENS = re.compile(
     r"<[|｜][\w▁]{3,40}[|｜]>|</?s>|\[/?INST\]|<(?:start|end)_of_turn>|### ?(?:Instruction|Response):"
-    r"|\n(?:Assistant|ASSISTANT):\s*(?:<think>)?\s*\Z"
+    r"|\n(?:Assistant|ASSISTANT):\s*+(?:<think>\s*)?\Z"
 )
 
 

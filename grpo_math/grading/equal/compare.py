@@ -46,7 +46,7 @@ LABEL = re.compile(
 LEAD = re.compile(
     rf"(?:(?:{either('harmless')}[,:]?\s*)+"
     rf"|[A-Z][a-z]+ (?!.*\b{either('not', 'changes')} -?\$?\d)(?:[a-z]+ ){{0,4}}(?:is|are) )"
-    r"(?=-?\$?[\d,.]+%?\s*(?:[^\W\d_]+\s*){0,3}\Z)",
+    r"(?=-?\$?[\d,.]+%?\s*(?:[^\W\d_]++\s*+){0,3}\Z)",
     re.IGNORECASE,
 )
 CHOICE = re.compile(  # (B) 12, (C) Friday
