@@ -43,7 +43,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.lost_server", "generation.served_teacher"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
-    *("train.heldout", "train.program", "train.resuming"),
+    *("train.heldout", "train.measure", "train.program", "train.resuming"),
     *(
         "trainer.build",
         "trainer.config",
@@ -66,7 +66,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 }
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.colocated_sampler", "report.finish"),
-    *("train.program", "train.resuming"),
+    *("train.measure", "train.program", "train.resuming"),
     *(
         "trainer.rollout_queue",
         "trainer.row_scorer",

@@ -23,6 +23,7 @@ from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing
 from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system import machine
 from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.tools import read_tools, sandbox
@@ -148,8 +149,9 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
     if not count_and_gb()[0] and not setup.settings.use_cpu:
         yield Finding("info", "memory is not planned: there is no GPU here", "grpo-math plan --gpus N --gpu_memory GB")
         return
+    planned_settings, described = hardware(setup)
     try:
-        answer = planned(setup)
+        answer = planner.plan(planned_settings, setup.configs, **described, offline=True)
     except UserError as error:
         # Training needs no plan, and may still download the model. `layout` warns of too few GPUs.
         unknown = isinstance(error, NotPlanned) or getattr(error, "field", "vllm_mode") in UNPLANNED
@@ -165,11 +167,8 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
         yield Finding("warning", f"memory: {'; '.join(answer['problems'])}", changes or smaller)
 
 
-def planned(setup: Setup, offline: bool = True) -> dict[str, Any]:
-    """Return the memory plan of the run on this machine. ``offline``: as in `planner.plan`.
-
-    Raises `UserError` if the run cannot be planned.
-    """
+def hardware(setup: Setup) -> tuple[RunSettings, dict[str, Any]]:
+    """Return the settings of the run and this machine, as `planner.plan` takes them."""
     s = setup.settings
     gpus, gpu_gb = (0, 0.0) if s.use_cpu else count_and_gb()
     per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
@@ -180,16 +179,13 @@ def planned(setup: Setup, offline: bool = True) -> dict[str, Any]:
         planned_settings = s.derived(vllm_server_base_url=s.vllm_server_base_url or "started")
     # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
     # above: the plan would start nvidia-smi again.
-    return planner.plan(
-        planned_settings,
-        setup.configs,
-        gpus=gpus or None,
-        gpu_gb=gpu_gb or None,
-        cpu_gb=machines * machine.main_memory(),
-        capability=None if s.use_cpu else min(capabilities(), default=None),
-        prompt_tokens=max(sampled_lengths(setup)),
-        offline=offline,
-    )
+    return planned_settings, {
+        "gpus": gpus or None,
+        "gpu_gb": gpu_gb or None,
+        "cpu_gb": machines * machine.main_memory(),
+        "capability": None if s.use_cpu else min(capabilities(), default=None),
+        "prompt_tokens": max(sampled_lengths(setup)),
+    }
 
 
 def disk(setup: Setup) -> Iterator[Finding]:

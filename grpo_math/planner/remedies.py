@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 from grpo_math.generation.dtypes import corrections, has_bfloat16
-from grpo_math.planner.memory_plan import MemoryPlan
+from grpo_math.planner.memory_plan import MARGIN, MemoryPlan
 from grpo_math.planner.settings import Json, Settings
 from grpo_math.planner.work import splits
 from grpo_math.settings import batch
@@ -110,6 +110,8 @@ def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
 ONE_COPY: Json = {"vllm_share_weights": True}
 QUANTISED: Json = {"load_in_4bit": True}
 NESTED: Json = {"use_bnb_nested_quant": True}
+# What a run with memory to spare turns off, the slowest first.
+SLOWER = ("activation_offloading", "gradient_checkpointing", "load_in_4bit")
 # The cheapest for the user first.
 REMEDIES = (
     # Frozen weights lose almost no accuracy in 16 bit.
@@ -143,6 +145,23 @@ REMEDIES = (
     # Answers are shorter.
     Remedy("completions", _completions, learns_differently=True),
 )
+
+
+def faster(plan: MemoryPlan, factor: float) -> Json | None:
+    """Return the first change that makes updates faster and still fits, or None. It uses the memory that is left.
+
+    ``factor``: the measured memory as a share of the planned memory.
+    """
+    settings, sequence = plan.settings, plan.sequence
+    tokens = settings.max_tokens_per_micro_batch or plan.batch.rows * sequence
+    step = plan.batch.rows * plan.batch.steps * sequence
+    changes: list[Json] = [{name: False} for name in SLOWER if getattr(settings, name)]
+    changes += [{"max_tokens_per_micro_batch": tokens * times} for times in (16, 8, 4, 2) if tokens * times <= step]
+    for change in changes:
+        then = plan.changed(change, plan.machine)
+        if then and then.fits and then.peak * max(1.0, factor) <= MARGIN * plan.machine.gpu_bytes:
+            return change
+    return None
 
 
 def suggest(plan: MemoryPlan, configs: Configs) -> Json:

@@ -18,6 +18,11 @@ class Run:
     dry_run: bool = setting(
         False, "Do everything before the first step except the evaluation, then stop.", resume="may_change"
     )
+    measure: bool = setting(
+        False,
+        "Train on two rollouts of full length, print seconds, hours and memory, and keep nothing.",
+        resume="may_change",
+    )
     resume: str = setting(
         "auto",
         "If output_dir already contains a run: auto continues it if its settings are the same, force continues "
@@ -32,6 +37,11 @@ class Run:
         ge=0,
         resume="may_change",
     )
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Return True if no file of a run is written."""
+        return self.dry_run or self.measure
 
 
 PROGRAM_RULES = [

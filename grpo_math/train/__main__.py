@@ -12,7 +12,7 @@ from grpo_math.settings import recipe
 from grpo_math.system.machine import SLEEPING_THREADS
 from grpo_math.system.signals import STOPPING, end_at_once, handling
 from grpo_math.system.streams import quiet
-from grpo_math.train.layout import WARNED
+from grpo_math.train.layout import HANDED_ON
 from grpo_math.trainer import contract
 
 if __name__ == "__main__":
@@ -29,5 +29,4 @@ if __name__ == "__main__":
             sys.exit(2)
         from grpo_math.train.program import main
 
-    warned = os.environ.pop(WARNED, None)
-    sys.exit(main(sys.argv[1:], warned=json.loads(warned) if warned else None))
+    sys.exit(main(sys.argv[1:], **json.loads(os.environ.pop(HANDED_ON, "{}"))))

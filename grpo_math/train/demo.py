@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train the demo. A finished demo in the same folder is kept under a number."""
     words = ["--config", RECIPE, "--output_dir", args.output_dir, *args.fields]
-    is_dry = read_and_set_env(words).raise_first_problem().settings.dry_run  # before the earlier run is renamed
+    settings = read_and_set_env(words).raise_first_problem().settings  # before the earlier run is renamed
+    is_dry = settings.keeps_nothing
     run_dir = Path(args.output_dir)
     if (run_dir / FINISHED).exists() and not is_dry:
         # The earlier run may still be writing its report.

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from grpo_math.system.signals import (
 )
 from grpo_math.system.streams import say
 from grpo_math.system.supervisor import SupervisedCommand, send
-from grpo_math.train.layout import WARNED, Config, choose_layout, environment, gpus_of, refuse_used
+from grpo_math.train.layout import HANDED_ON, Config, choose_layout, environment, gpus_of, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
 
 TRAINING = "grpo_math.train"
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", metavar="NAME", help=argparse.SUPPRESS)  # shown as an example
     add("--list", action="store_true", help="list the shipped recipes and accelerate configs")
     add("--copy", metavar="NAME", help="copy one of them into the current folder")
+    add("--json", action="store_true", help="with --measure: print one JSON object on stdout")
     add("--help_all", action="store_true", help=argparse.SUPPRESS)
     parser.epilog = f"{most_used()}\n\n{parser.epilog}"
 
@@ -72,13 +73,17 @@ def run(args: argparse.Namespace) -> int:
     if args.list or not (fields or args.gpus or args.accelerate_config):
         print(shipped.listing())
         return 0
-    return train(fields, args.gpus, args.accelerate_config)
+    return train(fields, args.gpus, args.accelerate_config, args.json)
 
 
-def train(fields: list[str], count: int | None = None, accelerate_config: str | None = None) -> int:
+def train(
+    fields: list[str], count: int | None = None, accelerate_config: str | None = None, as_json: bool = False
+) -> int:
     """Train a recipe on the first ``count`` GPUs, or all, and return the exit code of training."""
     parsed = read_and_set_env(fields)
     settings = parsed.raise_first_problem().settings
+    if as_json and not settings.measure:
+        raise UserError("--json would be ignored without --measure: leave it out")
     gpus = gpus_of(settings, count)
     layout, config = choose_layout(settings, gpus, accelerate_config)
     used = gpus[: layout.server + layout.policy]
@@ -88,12 +93,12 @@ def train(fields: list[str], count: int | None = None, accelerate_config: str | 
         setup = Setup(parsed, accelerate=config.content if config else {})
         warned = warning_lines(setup, checks_of_training(START, EARLY))
         if config is not None or settings.starts_server:
-            return _launch(settings, fields, layout, config, used, warned)
+            return _launch(settings, fields, layout, config, used, {"warned": warned, "as_json": as_json})
         # CUDA and OpenMP will see these variables.
         os.environ.update(environment(used))
         from grpo_math.train.program import main
 
-        return main(fields, parsed, warned)
+        return main(fields, parsed, warned, as_json)
 
 
 def _launch(
@@ -102,9 +107,12 @@ def _launch(
     layout: Layout,
     config: Config | None,
     used: Sequence[Gpu],
-    warned: list[str],
+    handed_on: Mapping[str, Any],
 ) -> int:
-    """Start the server, if the recipe has one, and training; end both; return the exit code of training."""
+    """Start the server, if the recipe has one, and training; end both; return the exit code of training.
+
+    ``handed_on``: arguments of program.py's `main`.
+    """
     # The stack stops training first. The server is needed until training has ended.
     with ended_by_signals(EX_TEMPFAIL), contextlib.ExitStack() as stack:
         server = None
@@ -117,7 +125,7 @@ def _launch(
             stack.callback(server.stop)
             server.wait(settings.stated("vllm_server_timeout") or STARTUP)
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(settings)]
-        variables = {**environment(used[layout.server :]), WARNED: json.dumps(warned)}
+        variables = {**environment(used[layout.server :]), HANDED_ON: json.dumps(handed_on)}
         if not used:  # torch's launcher would give each process one thread
             variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
         training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)

@@ -19,7 +19,7 @@ from grpo_math.system.gpus import Gpu, first_gpus
 from grpo_math.system.machine import SLEEPING_THREADS, versions
 from grpo_math.system.streams import say
 
-WARNED = "GRPO_MATH_WARNED"  # variable of the training processes: the warnings of the checks that the launcher has made
+HANDED_ON = "GRPO_MATH_HANDED_ON"  # variable of the training processes: what launcher.py hands on to their `main`
 
 
 def gpus_of(settings: RunSettings, count: int | None) -> list[Gpu]:

@@ -7,14 +7,16 @@ after.json (if ``eval_n`` asks for them), adapter/ or model/, report.html and pl
 trainer/trainer.py has every override of TRL.
 """
 
+import json
 import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -59,7 +61,7 @@ from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import find
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
-from grpo_math.train import heldout
+from grpo_math.train import heldout, measure
 from grpo_math.train.resuming import choose_checkpoint
 from grpo_math.trainer.build import build_trainer
 from grpo_math.trainer.recipe_settings import Settings, build, print_help
@@ -70,12 +72,14 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, PushError: 1}
 
 
-def main(argv: list[str], read: recipe.Recipe | None = None, warned: list[str] | None = None) -> int:
+def main(
+    argv: list[str], read: recipe.Recipe | None = None, warned: list[str] | None = None, as_json: bool = False
+) -> int:
     """Parse and train. Print one line about an error of the user, and return the exit code.
 
     ``read``: the recipe, if it has been read already. ``warned``: the warnings of the early checks, if launcher.py has
-    made these checks. Exit code 2: bad input; 1: the push has failed, or a bug; the others are those of
-    system/signals.py.
+    made these checks. ``as_json``: print what --measure finds as JSON. Exit code 2: bad input; 1: the push has failed,
+    or a bug; the others are those of system/signals.py.
     """
     if {"-h", "--help"} & set(argv):
         print_help()
@@ -85,7 +89,7 @@ def main(argv: list[str], read: recipe.Recipe | None = None, warned: list[str] |
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = str(find(name))
     with stopping() as stop, no_silent_exit():
         try:
-            train(build_settings(read or recipe.read_and_set_env(argv), warned), stop, warned)
+            train(build_settings(read or recipe.read_and_set_env(argv), warned), stop, warned, as_json)
             return stop.code
         except UserError as error:
             _say(f"error: {printed(error)}", everywhere=isinstance(error, LostRank | OutOfMemory | WriteError))
@@ -147,19 +151,24 @@ def _say(line: str, everywhere: bool = False) -> None:
         print(line, file=sys.stderr)
 
 
-def train(settings: Settings, stop: Stop, warned: list[str] | None = None) -> None:
+def train(settings: Settings, stop: Stop, warned: list[str] | None = None, as_json: bool = False) -> None:
     """Train one run, from problems to report. After a signal it ends earlier, with a checkpoint.
 
-    ``warned``: as in `main`.
+    ``warned``, ``as_json``: as in `main`.
     """
-    run_dir = Path(str(settings.config.output_dir))
+    run_dir, keeps_nothing = Path(str(settings.config.output_dir)), settings.run.keeps_nothing
+    stdout, answer = sys.stdout, dict[str, Any]()
     try:
         # The trainer's constructor makes folders, also in a dry run.
-        scratch = TemporaryDirectory() if settings.run.dry_run else nullcontext()
-        with Watchdog(settings.run.watchdog_minutes) as watchdog, scratch as folder:
+        scratch = TemporaryDirectory() if keeps_nothing else nullcontext()
+        output = redirect_stdout(sys.stderr) if as_json else nullcontext()
+        with Watchdog(settings.run.watchdog_minutes) as watchdog, scratch as folder, output:
             settings.config.output_dir = folder or settings.config.output_dir
             run = TrainingRun(settings, run_dir)
-            if run.prepare(warned) and not settings.run.dry_run:
+            is_due = run.prepare(warned)
+            if is_due and settings.run.measure:
+                answer = run.measure(watchdog, stop)
+            elif is_due and not keeps_nothing:
                 run.attach(watchdog, stop)
                 run.evaluate("before")
                 run.train(stop)
@@ -168,8 +177,10 @@ def train(settings: Settings, stop: Stop, warned: list[str] | None = None) -> No
             # The last common point of all ranks. Without this, torch warns, and a thread of Gloo's may abort a process
             # that has finished.
             PartialState().destroy_process_group()
+            if answer and run.config.process_index == 0:
+                print(json.dumps(answer) if as_json else measure.text(answer, run_dir), file=stdout)
             # Also for a run that was finished already: its push may have failed, and the same command tries again.
-            if run.config.process_index == 0 and not (stop.heeded or settings.run.dry_run):
+            if run.config.process_index == 0 and not (stop.heeded or keeps_nothing):
                 finish_run(run.config, run.target, run.pushes)
     # Stopped is a SystemExit too.
     except (UserError, Stopped):
@@ -225,11 +236,13 @@ class TrainingRun:
         checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
         lines = [*(warned or ()), *agree_warning_lines(setup, checks)]
         rewards = [load_reward(name) for name in run.rewards] or [no_reward]
+        if run.measure:
+            self.whole, rewards = measure.shorten(config, rewards, len(setup.problems.rows))
         # Not earlier, because a rejected run prints one line.
         for line in [*lines, *agree_warning_lines(setup, checks_of_training(TOKENIZER))]:
             _say(line)
         # Not earlier, because a rejected run writes no files.
-        use = lock.refuse_used if run.dry_run else lock.acquire
+        use = lock.refuse_used if run.keeps_nothing else lock.acquire
         broadcast_from_main(lambda: use(self.run_dir))
         checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
         config.resume_from_checkpoint = checkpoint
@@ -249,6 +262,13 @@ class TrainingRun:
             if run.dry_run:
                 print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
         return True
+
+    def measure(self, watchdog: Watchdog, stop: Stop) -> dict[str, Any]:
+        """Train for a few steps, and return what they take. Nothing is kept."""
+        self.trainer.remove_callback(RunFiles)
+        for callback in (watchdog, StopOnSignal(stop)):
+            self.trainer.add_callback(callback)
+        return measure.measure(self.trainer, self.setup, self.whole)
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""

@@ -47,7 +47,7 @@ def choose_checkpoint(setup: Setup, config: MathGRPOConfig, run_dir: Path) -> tu
     if existing is not None and step:
         _refuse_processes(existing, config, step)
     # Archive after all refusals: a run that is refused changes nothing.
-    if not setup.settings.dry_run:
+    if not setup.settings.keeps_nothing:
         archive_later_checkpoints(run_dir, step)
     if checkpoint:
         started = not start.named and Path(str(requested)).is_dir()
