@@ -8,7 +8,7 @@ An error inside this package is a bug, and shows its traceback.
 
 import copyreg
 import re
-from typing import Any
+from typing import Any, cast
 
 from grpo_math.system.redact import HIDDEN, is_secret, without_secrets
 
@@ -94,6 +94,30 @@ class WriteError(UserError):
 
 class PushError(UserError):
     """A push that failed because of the Hub or the network. Nothing is lost, and the same push can be tried again."""
+
+
+def with_type_of(error: UserError, original: BaseException | None) -> UserError:
+    """Return an error that is also of the original's type, with its attributes: a script may catch that type.
+
+    >>> both = with_type_of(RewardError("one line"), TimeoutError(110, "no answer"))
+    >>> isinstance(both, RewardError), isinstance(both, TimeoutError), str(both), both.errno
+    (True, True, 'one line', 110)
+    """
+    kind = type(original)
+    if not isinstance(original, Exception) or isinstance(error, kind):
+        return error
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": Exception.__str__}
+    try:
+        both: Any = kind.__new__(type(kind.__name__, (type(error), kind), names), *original.args)
+        if isinstance(original, OSError):
+            OSError.__init__(both, *original.args)
+    # Any class of a script or a library: its metaclass may refuse, and its constructor may need more.
+    except Exception:
+        return error
+    both.__dict__.update(vars(original))
+    both.args = error.args
+    both.__cause__ = original
+    return cast(UserError, both)
 
 
 def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ def group_mean(rewards: Tensor) -> Tensor:
     >>> group_mean(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    return rewards.nanmean(dim=1, keepdim=True).expand_as(rewards)
+    return _nanmean(rewards, dim=1).expand_as(rewards)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
@@ -39,7 +39,8 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     tensor([[0.0000, 0.3333, 0.3333, 0.3333]])
     """
     others = (~rewards.isnan()).sum(dim=1, keepdim=True) - 1
-    return (rewards.nansum(dim=1, keepdim=True) - rewards) / others.clamp(min=0)
+    means = (rewards.nansum(dim=1, keepdim=True) - rewards) / others.clamp(min=0)
+    return means.where((others == 0) | ~_are_equal(rewards, dim=1), rewards)
 
 
 def group_std(rewards: Tensor) -> Tensor:
@@ -61,8 +62,19 @@ def batch_std(rewards: Tensor) -> Tensor:
     return _nanstd(rewards, dim=(0, 1)).expand_as(rewards)
 
 
+def _are_equal(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """Return whether the graded rewards are one number: the mean of equal numbers can be off by one bit."""
+    least, most = (rewards.nan_to_num(nan=bound) for bound in (torch.inf, -torch.inf))
+    return least.amin(dim=dim, keepdim=True) == most.amax(dim=dim, keepdim=True)
+
+
+def _nanmean(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    largest = rewards.nan_to_num(nan=-torch.inf).amax(dim=dim, keepdim=True)
+    return largest.where(_are_equal(rewards, dim), rewards.nanmean(dim=dim, keepdim=True))
+
+
 def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    deviation = rewards - rewards.nanmean(dim=dim, keepdim=True)
+    deviation = rewards - _nanmean(rewards, dim)
     n = (~rewards.isnan()).sum(dim=dim, keepdim=True)
     return (deviation.square().nansum(dim=dim, keepdim=True) / (n - 1).clamp(min=0)).sqrt()
 
@@ -126,8 +138,8 @@ def advantages(
 ) -> Tensor:
     """Return the advantages (P, G) of rewards (P, G), computed in float64.
 
-    Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (In float32 the mean
-    of equal numbers can be off by one bit, which a small ``eps`` makes large.) A group of one has advantage 0, too. An
+    Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (The mean of equal
+    numbers can be off by one bit, which a small ``eps`` makes large.) A group of one has advantage 0, too. An
     ungraded completion (NaN) always has advantage 0. A deviation that is zero or undefined is not divided by: under
     ``baseline="none"`` the advantages of equal rewards are these rewards.
 
@@ -154,7 +166,6 @@ def advantages(
     tensor([[1.0000, 1.0000],
             [1.4141, 0.0000]])
     """
-    # In float32 the mean of equal rewards can differ from them in the last bit.
     # On the CPU, because not every accelerator has float64. These are few numbers.
     exact = rewards.to("cpu", torch.float64)
     if is_user_function(baseline):
@@ -174,6 +185,22 @@ def advantages(
             values = torch.where(deviation > 0, values / (deviation + eps), values)
     # A missing reward has advantage 0, even if a function returns another number for it.
     return values.masked_fill(exact.isnan(), 0.0).nan_to_num(nan=0.0).to(rewards)
+
+
+def normalized_sum(rewards: Tensor, weights: Tensor) -> Tensor:
+    """Return GDPO's advantages (P, G) of rewards (P, G, F) (arXiv 2601.05242, eq. 4 to 6), computed in float64.
+
+    Each function's rewards are normalized in their group, and their weighted sum by its deviation over the batch. The
+    mean of that sum is 0. A group without spread has advantage 0, exactly.
+
+    >>> normalized_sum(torch.tensor([[[1.0, 5.0], [0.0, 5.0]], [[0.7, 0.7], [0.7, 0.7]]]), torch.ones(2))
+    tensor([[ 1.2245, -1.2245],
+            [ 0.0000,  0.0000]])
+    """
+    exact = rewards.to("cpu", torch.float64)
+    each = torch.stack([advantages(function) for function in exact.unbind(dim=2)], dim=2)
+    sums = (each * weights.to(each)).sum(dim=2).masked_fill(exact.isnan().all(dim=2), torch.nan)
+    return advantages(sums, baseline="none", scale="batch").to(rewards)
 
 
 def _refuse(bad: Tensor, field: str, value: str, needed: str) -> None:

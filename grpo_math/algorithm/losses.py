@@ -120,7 +120,8 @@ class LossInputs:
     tokens whose surrogate counts. ``aux_loss`` is that of a mixture of experts. ``micro_batch_tokens`` counts the
     tokens of TRL's micro-batch of each row; None if the rows are that micro-batch. ``tokens_per_step`` is one rank's
     share of an optimizer step's tokens; ``row_weights`` are `prompt_weights`, divided by this share; ``accumulation``
-    is the number of TRL's micro-batches in the step.
+    is the number of TRL's micro-batches in the step. ``advantages_of_reference``: `with_reference_advantages` has
+    given each token its own.
     """
 
     logps: Tensor  # (B, T), with gradient
@@ -138,6 +139,7 @@ class LossInputs:
     row_weights: Tensor | float = 1.0  # (B, 1)
     accumulation: int = 1
     advantages_of_tokens: bool = False
+    advantages_of_reference: bool = False
 
 
 class Statistic(Enum):
@@ -197,6 +199,24 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str)
     if level == "sequence":
         log_ratio = (log_ratio * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
     return log_ratio.exp()
+
+
+def of_each_token(ratio: Tensor, logps: Tensor) -> Tensor:
+    r"""Return a completion's ratio s (B, 1) with the gradient of each token (B, T).
+
+    .. math:: s_t = \mathrm{sg}(s) \, \pi_t / \mathrm{sg}(\pi_t)
+
+    This is GSPO-token (arXiv 2507.18071, eq. 14).
+
+    With one advantage for a completion, this is GSPO. With an advantage of each token, GSPO's gradient would give all
+    tokens the mean advantage.
+
+    >>> logps = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    >>> (of_each_token(torch.tensor([[2.0]]), logps) * torch.tensor([[1.0, -1.0]])).sum().backward()
+    >>> logps.grad
+    tensor([[ 2., -2.]])
+    """
+    return ratio.detach() * (logps - logps.detach()).exp()
 
 
 def clip(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate:
@@ -321,7 +341,8 @@ def gmpo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     low = (log_ratio < -settings.epsilon_low) & (advantages < 0)
     high = (log_ratio > settings.epsilon_high) & (advantages > 0)
     clipped = torch.where(low | high, log_ratio.clamp(-settings.epsilon_low, settings.epsilon_high), log_ratio)
-    values = -importance_ratio(clipped, torch.zeros_like(clipped), inputs.mask, "sequence") * advantages
+    mean = importance_ratio(clipped, torch.zeros_like(clipped), inputs.mask, "sequence")
+    values = -(of_each_token(mean, clipped) if inputs.advantages_of_reference else mean) * advantages
     return Surrogate(values, _clipped(low, high, inputs.mask, Statistic.TOKEN_MEAN))
 
 
@@ -474,7 +495,7 @@ def with_reference_advantages(inputs: LossInputs, ref_logps: Tensor, beta: float
     tensor([[0.3069, 1.6931]])
     """
     advantages = inputs.advantages - beta * k1(inputs.logps.detach(), ref_logps)
-    return replace(inputs, advantages=advantages, advantages_of_tokens=True)
+    return replace(inputs, advantages=advantages, advantages_of_tokens=True, advantages_of_reference=True)
 
 
 def off_policy_mask(inputs: LossInputs, old_logps: Tensor, threshold: float) -> Tensor:
@@ -619,6 +640,8 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     # The score function keeps the ratio at 1, also in the correction of the KL.
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
+    if settings.importance_sampling_level == "sequence" and inputs.advantages_of_reference:
+        ratio = of_each_token(ratio, inputs.logps)
     surrogate = user_surrogate if is_user_function(settings.surrogate) else SURROGATES[settings.surrogate]
     values, clipped = surrogate(inputs, ratio, settings)
     logged = {

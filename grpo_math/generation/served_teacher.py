@@ -5,8 +5,8 @@ a prompt, so settings/rules.py refuses another temperature than 1. The server ha
 several runs.
 """
 
+import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,12 +31,13 @@ Row = tuple[list[int], int]  # prompt and completion, and the number of the comp
 class ServedTeacher:
     """Stands in place of a reference model. The main process asks the server.
 
-    ``seconds``: to wait for a server that does not answer. A request may take ``timeout``.
+    ``seconds``: to wait for a server that is lost. A request may take ``timeout``.
     """
 
     def __init__(self, url: str, seconds: float, timeout: float = 3600.0) -> None:
         # `repeat_after_restart` repeats a request, so the client does not.
         self.server = Server(url, timeout=timeout, retries=0)
+        self.timeout = timeout
         self.seconds = seconds
         self.model = ""
 
@@ -45,13 +46,17 @@ class ServedTeacher:
         try:
             wait(self.server, self.seconds, START)
             base = self.server.http.ask("/v1/models")["data"][0]
-            self.model = base["id"]
+            self.model, length = base["id"], int(base["max_model_len"])
             self._check_tokens(tokenizer)
         except ServerError as error:
             raise ConfigError("reference_model", self.server.url, f"is not a teacher ({error})", COMMAND) from None
+        # Any program may listen at that address.
+        except (KeyError, IndexError, TypeError, AttributeError):
+            reason = "is not a teacher (its answers are not those of vLLM)"
+            raise ConfigError("reference_model", self.server.url, reason, COMMAND) from None
         # vLLM samples a token after the completion, and a prompt has a token at least.
-        if base["max_model_len"] < max_completion_length + 2:
-            reason = f"leaves no room for a prompt in the {base['max_model_len']} tokens of {self.server.url}"
+        if length < max_completion_length + 2:
+            reason = f"leaves no room for a prompt in the {length} tokens of {self.server.url}"
             remedy = "start the teacher with a larger --max-model-len"
             raise ConfigError("max_completion_length", max_completion_length, reason, remedy)
 
@@ -93,15 +98,30 @@ class ServedTeacher:
         with ThreadPoolExecutor(MAX_REQUESTS) as pool:
             # All requests are sent before the first answer is read.
             answers = [pool.map(self._score, rows) for rows in all_rows]
-            return [list(rank_answers) for rank_answers in answers]
+            try:
+                return [list(rank_answers) for rank_answers in answers]
+            finally:
+                # After an error, no further request waits for a server that hangs.
+                pool.shutdown(cancel_futures=True)
 
     def _score(self, row: Row) -> list[float]:
         tokens, n = row
         # The completion is masked as a whole.
         if n == 0:
             return []
-        call = partial(self.server.score, tokens, n, model=self.model)
-        restore = partial(wait, self.server, self.seconds, START)
+        started = 0.0
+
+        def call() -> list[float]:
+            nonlocal started
+            started = time.monotonic()
+            return self.server.score(tokens, n, model=self.model)
+
+        def restore() -> None:
+            # A server that hangs is not lost, and would not answer the same request later.
+            if time.monotonic() - started >= self.timeout:
+                raise ServerUnavailable(f"{self.server.url} has not answered for {self.timeout:g} s: see its log")
+            wait(self.server, self.seconds, START)
+
         try:
             return repeat_after_restart(self.server.url, call, restore, "to the teacher")
         except ServerError as error:

@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -304,13 +305,15 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
             "cache_salt": secrets.token_hex(16),
         }
         answer = without_aborts(self.url, partial(self.http.ask, "/v1/completions", body))
-        (choice,) = answer["choices"] if isinstance(answer, dict) else [{}]
-        # From the id of a token to its log-prob; None for the first token.
-        entries = [entry or {} for entry in choice.get("prompt_logprobs") or ()][-n:]
-        logps = [entry.get(str(token), {}).get("logprob") for entry, token in zip(entries, tokens[-n:], strict=False)]
-        if len(logps) < n or not all(isinstance(logp, float) and not math.isnan(logp) for logp in logps):
-            raise ServerError(f"{self.url} gave no log-prob of a token: see the log of the server", 200)
-        return logps
+        # Any exception here means an answer of another form.
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            (choice,) = answer["choices"]
+            # From the id of a token to its log-prob.
+            entries = choice["prompt_logprobs"][-n:]
+            logps = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, tokens[-n:], strict=True)]
+            if all(map(math.isfinite, logps)):
+                return logps
+        raise ServerError(f"{self.url} gave no log-prob of a token: see the log of the server", 200)
 
 
 def without_aborts(url: str, ask: Callable[[], Any]) -> Any:
@@ -319,7 +322,10 @@ def without_aborts(url: str, ask: Callable[[], Any]) -> Any:
     for _ in range(ABORTS):
         answer = ask()
         choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not any(choice.get("finish_reason") == "abort" for choice in choices or ()):
+        reasons = (
+            [one.get("finish_reason") for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+        )
+        if "abort" not in reasons:
             return answer
     raise ServerError(f"{url} aborted a completion {ABORTS} times: see the log of the server")
 

@@ -47,7 +47,7 @@ class Loss(GRPOConfig):
         "pass@k. Or module:function, which turns rewards (P, G) into advantages (P, G).",
         choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
     )
-    k: int = setting(4, "The k of baseline pass_at_k: at most num_generations.", ge=2)
+    k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.", ge=2)
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
     )
@@ -150,9 +150,10 @@ RULES = [
     Rule(
         "error",
         "k",
-        lambda s: s.baseline == "pass_at_k" and s.k > s.num_generations,
-        "is more than num_generations={num_generations}, the completions that baseline='pass_at_k' chooses from",
-        "give 2 to num_generations",
+        lambda s: s.baseline == "pass_at_k" and s.k >= s.num_generations,
+        "leaves at most one choice of k completions to baseline='pass_at_k' (num_generations={num_generations}), so "
+        "every gradient is zero",
+        "give less than num_generations, from 2 on",
     ),
     Rule("no_effect", "k", lambda s: s.baseline != "pass_at_k", "baseline={baseline!r} is not pass_at_k"),
     Rule(

@@ -64,4 +64,11 @@ PROGRAM_RULES = [
         "are not as many as the reward functions",
         "give one weight for each",
     ),
+    Rule(
+        "error",
+        "reward_weights",
+        lambda s: s.reward_weights and not any(s.reward_weights) and not s.beta,
+        "are all 0, so that every gradient is zero",
+        "give a reward another weight",
+    ),
 ]

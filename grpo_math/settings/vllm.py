@@ -97,6 +97,18 @@ RULES = [
         "does not work with the surrogate {surrogate}, whose ratio is that to vLLM",
         "use the surrogate clip, or leave it out",
     ),
+    Rule(
+        "error",
+        "vllm_importance_sampling_clip_m.*",
+        lambda s: (
+            s.use_vllm
+            and s.vllm_importance_sampling_correction
+            and s.vllm_importance_sampling_mode in ("token_mask", "sequence_mask")
+            and not (s.vllm_importance_sampling_clip_min or 0) <= 1 <= (s.vllm_importance_sampling_clip_max or 1)
+        ),
+        "leaves out what vLLM and the trainer score alike (a ratio of 1): almost every gradient is zero",
+        "give bounds on both sides of 1",
+    ),
     without("use_vllm", "vllm_(?!server_timeout).*"),
     Rule(
         "no_effect",

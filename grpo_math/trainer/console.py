@@ -57,7 +57,7 @@ def metric_lines(logs: Mapping[str, Any]) -> list[str]:
             {name: logs.get(name, logs.get(f"eval_{name}")) for name in part} for part in (names[:2], names[2:])
         )
         values = {**first, **functions, **last}
-        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in values.items() if value is not None]
+        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in values.items() if number(value) is not None]
         label = f"step {logs[metrics.STEP]}" if group == "step" else group
         while len(line := f"{label:12} {', '.join(texts)}") > COLUMNS:
             texts.pop()

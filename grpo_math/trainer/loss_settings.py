@@ -1,7 +1,10 @@
 """Read the settings of the loss where TRL's loss reads them, and find terms that TRL's loss lacks."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelerate.logging import get_logger
 
@@ -27,6 +30,21 @@ SETTINGS = (
 COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
 # TRL reads all others from its arguments.
 ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *SETTINGS, *COMPUTED))
+
+
+@contextmanager
+def without_advice_about_luspo(settings: Any) -> Iterator[None]:
+    """Drop TRL's advice about the loss type luspo, which is for its clip: settings/loss.py has our own."""
+    logger = logging.getLogger("trl.trainer.grpo_trainer")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return settings.effective_surrogate == "clip" or "`'luspo'`" not in record.getMessage()
+
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
 
 
 def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSettings:

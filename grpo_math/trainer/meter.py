@@ -3,6 +3,7 @@
 The trainer opens each phase.
 """
 
+import math
 import resource
 import sys
 import time
@@ -35,11 +36,18 @@ class StepMeter(Stateful):
         self.rollouts_per_step = rollouts_per_step
         self.rollout_tokens: list[int] = []  # of each rollout since the last log line
         self.tokens_per_step = 0.0
+        # The metrics without a value in a step since the last log line, because it has computed no completion.
+        self.undefined = set[str]()
 
     def add(self, values: Mapping[str, float]) -> None:
         """Log a value of each of these metrics."""
         for name, value in values.items():
             self.log()[name].append(value)
+
+    def without_value(self) -> dict[str, float]:
+        """Return NaN for each metric that no step since the last call has computed: TRL's callbacks expect its name."""
+        names, self.undefined = self.undefined - self.log().keys(), set()
+        return dict.fromkeys(sorted(names), math.nan)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

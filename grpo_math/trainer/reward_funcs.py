@@ -15,6 +15,13 @@ from grpo_math.problems.stored import rows_with
 from grpo_math.rewards.functions import REWARDS, SHIPPED
 from grpo_math.rewards.guard import needed, reward_name
 from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names, read_gold_answer
+from grpo_math.system.user_functions import is_foreign
+
+# Methods of TRL's trainer that get the rows of the data. Those of a subclass may make prompts.
+ROW_MAKERS = (
+    *("get_train_dataloader", "_get_dataloader", "training_step", "_prepare_inputs"),
+    "_generate_and_score_completions",
+)
 
 
 def resolved(reward_funcs: Any) -> Any:
@@ -22,6 +29,12 @@ def resolved(reward_funcs: Any) -> Any:
     if isinstance(reward_funcs, list):
         return [resolved(func) for func in reward_funcs]
     return REWARDS.get(reward_funcs, reward_funcs) if isinstance(reward_funcs, str) else reward_funcs
+
+
+def may_make_prompts(trainer_class: type, data: Any) -> bool:
+    """Return True if rows have no prompt, and a method of a subclass may make it, and gold answers too."""
+    has_prompts = "prompt" in (column_names(data) or ())
+    return not has_prompts and any(is_foreign(getattr(trainer_class, name)) for name in ROW_MAKERS)
 
 
 def check_gold_answers(rewards: Any, data: Any, has_environment: bool = False) -> str | None:

@@ -5,11 +5,13 @@ into a `RolloutInProgress`, which becomes a `Rollout`. Only the rollout that is 
 once, after resampling.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +19,12 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm import correction
-from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.advantages import advantages, normalized_sum, weighted
 from grpo_math.algorithm.losses import prompt_weights
 from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.algorithm.stop_conditions import StopConditions
-from grpo_math.errors import RewardError, UserError
+from grpo_math.errors import RewardError, UserError, with_type_of
 from grpo_math.generation.canary import Canary
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
@@ -271,8 +273,18 @@ class RolloutMaker:
             # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
             error = errors[0] if errors else None
             if message := agree_on_first(str(error) if error else None):
-                raise RewardError(message) from error
+                raise self._agree_on_failure(RewardError(message), error and (error.__cause__ or error))
         return rewards
+
+    def _agree_on_failure(self, failure: RewardError, original: BaseException | None) -> UserError:
+        """Return the error of a reward function on all ranks: in a script, also of the type that it has raised."""
+        failure.__cause__ = original
+        if self.trainer.grpo_math.is_recipe_run:
+            return failure
+        # Ranks without the error get its type.
+        kind = type(original)
+        name = agree_on_first(f"{kind.__module__}:{kind.__qualname__}" if original else None) or ""
+        return with_type_of(failure, original or _example(name))
 
     def grade(self, inputs: list[dict[str, Any]], completions: Sequence[Any]) -> list[Grade]:
         """Grade this rank's completions."""
@@ -290,13 +302,27 @@ class RolloutMaker:
         return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(local_rows))]
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
-        """Set the advantages from the rewards; they stay TRL's if each reward function is normalized."""
-        trainer, settings = self.trainer, self.settings
-        sums = weighted(rollout.rewards, trainer.reward_weights.cpu()).view(-1, self.group_size)
+        """Set the advantages from the rewards."""
+        trainer, settings, weights = self.trainer, self.settings, self.trainer.reward_weights.cpu()
+        sums = weighted(rollout.rewards, weights).view(-1, self.group_size)
         if trainer.multi_objective_aggregation == "sum_then_normalize":
             values = advantages(sums, settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
-            rollout = replace(rollout, advantages=values.flatten())
+        else:
+            values = normalized_sum(rollout.rewards.view(*sums.shape, -1), weights)
+        rollout = replace(rollout, advantages=values.flatten())
         return with_metrics(rollout, reward_metrics(sums, rollout.advantages))
+
+
+def _example(name: str) -> BaseException | None:
+    """Return an exception of the class with this name, if this process has loaded it too."""
+    module, _, path = name.partition(":")
+    try:
+        kind = attrgetter(path)(sys.modules[module])
+        example: BaseException = kind.__new__(kind)
+    # The class may be local, or made for this error alone.
+    except Exception:
+        return None
+    return example
 
 
 def with_metrics(rollout: Rollout, values: Mapping[str, float]) -> Rollout:

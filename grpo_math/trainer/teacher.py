@@ -39,7 +39,7 @@ def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> Serve
         check_reference(name, tokenizer)
         return None
     one_line_for_lost_servers()
-    teacher = ServedTeacher(url, settings.vllm_server_timeout)
+    teacher = ServedTeacher(url, settings.vllm_server_timeout, timeout=settings.vllm_server_timeout)
     broadcast_from_main(lambda: teacher.connect(tokenizer, settings.max_completion_length or 0))
     return teacher
 

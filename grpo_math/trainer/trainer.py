@@ -40,7 +40,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference
-from grpo_math.errors import RewardError, UserError
+from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type_of
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
@@ -59,7 +59,8 @@ from grpo_math.system.replaced import replaced
 from grpo_math.system.user_functions import event_loop
 from grpo_math.trainer import console, contract, float16, gradients, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
-from grpo_math.trainer.reward_funcs import check_gold_answers, resolved
+from grpo_math.trainer.loss_settings import without_advice_about_luspo
+from grpo_math.trainer.reward_funcs import check_gold_answers, may_make_prompts, resolved
 from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_files
 from grpo_math.trainer.teacher import check_teacher, load_teacher
 from grpo_math.trainer.tool_loop import make_conversation
@@ -111,14 +112,17 @@ class MathGRPOTrainer(GRPOTrainer):
         speed_ups.forget()
         # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
         # whose template supports tool calls.
-        warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
+        warning = None
+        if not may_make_prompts(type(self), train_dataset):
+            warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = settings.reference_model
         served: Any = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
         without_reference = replaced(args, beta=0.0) if teacher else nullcontext()
         bars = transformers_bars(int(PartialState().is_main_process))
-        with adapter_sync(settings.vllm_sync, settings), bars, without_reference:
+        advice = without_advice_about_luspo(settings)
+        with adapter_sync(settings.vllm_sync, settings), bars, without_reference, advice:
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -179,14 +183,17 @@ class MathGRPOTrainer(GRPOTrainer):
                 return super().train(resume, *args, **kwargs)
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
-            saved = parts.run.agree_to_save_last_step(parts.is_recipe_run)
-            raise type(error)(f"{error}{saved}") from error.__cause__
+            # The same object: in a script it has the type of what a reward function has raised, too.
+            error.args = (f"{error}{parts.run.agree_to_save_last_step(parts.is_recipe_run)}",)
+            raise
+        except OutOfMemory as error:
+            raise error if parts.is_recipe_run else with_type_of(error, torch.OutOfMemoryError(str(error))) from None
         except UserError:
             raise
         except Exception as error:
             # Without the chained exception, whose traceback is a page about torch or tokenizers.
             if reported := failure(error, run_dir, state.how_to_continue(parts.is_recipe_run)):
-                raise reported from None
+                raise reported if parts.is_recipe_run else with_type_of(reported, error) from None
             raise
         finally:
             console.end_bar(self)
@@ -360,6 +367,8 @@ class MathGRPOTrainer(GRPOTrainer):
         # TRL logs the seconds of a step at its end. The last log entry of a run belongs to no step.
         if self.model.training and self._metrics["train"].get(metrics.SECONDS_STEP):
             self.grpo_math.meter.write(vllm=self.use_vllm, cuda=self.accelerator.device.type == "cuda")
+        if self.model.training and metrics.LOSS in logs:
+            logs = {**logs, **self.grpo_math.meter.without_value()}
         metrics.prefer_scripts(self._metrics["train" if self.model.training else "eval"])
         # The run directory of a script has TRL's file of completions, too. Trackers get the table only with
         # ``log_completions``.

@@ -248,6 +248,7 @@ class Updates:
         trainer = self.trainer
         result = step.metrics.reduce(trainer.accelerator, step.normalizers.accumulation)
         self.meter.add(result.metrics)
+        self.meter.undefined |= step.metrics.declared.keys() - result.metrics.keys()
         if trainer._entropy_bonus_enabled:
             self.meter.add({metrics.POLICY_LOSS: result.policy_loss})
             if trainer.model.training:

@@ -8,7 +8,7 @@ import torch
 from small_trainers import make
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.algorithm.advantages import advantages, try_function
+from grpo_math.algorithm.advantages import advantages, normalized_sum, try_function
 from grpo_math.errors import RewardError
 
 NAN = float("nan")
@@ -77,8 +77,33 @@ def test_advantages_worked_by_hand(arguments, rewards, expected, dtype):
 @pytest.mark.parametrize(("baseline", "scale"), PAIRS[:-1])
 def test_equal_rewards_give_exactly_no_advantage(baseline, scale, value):
     """In float32 eight rewards of 0.7 have the mean 0.70000005, which a deviation of 1e-6 turns into 0.056."""
-    for group in (2, 3, 7, 8, 16):
-        assert torch.equal(advantages(torch.full((3, group), value), baseline, scale), torch.zeros(3, group))
+    for group, dtype in product((2, 3, 7, 8, 16), (torch.float32, torch.float64)):
+        rewards = torch.full((3, group), value, dtype=dtype)
+        assert torch.equal(advantages(rewards, baseline, scale), torch.zeros_like(rewards))
+        # Without a baseline, equal rewards are not divided by their deviation, which is 0.
+        assert torch.equal(advantages(rewards, "none", scale), rewards)
+
+
+@pytest.mark.parametrize("group", [3, 7, 8])
+def test_gdpo_gives_groups_without_spread_exactly_no_advantage(group):
+    """In float32 the batch's deviation of rounding errors made 0.8 of them."""
+    uniform = torch.full((4, group, 2), 0.7)
+    assert torch.equal(normalized_sum(uniform, torch.tensor([1.0, 0.3])), torch.zeros(4, group))
+    mixed = torch.cat([uniform, torch.rand(2, group, 2, generator=torch.Generator().manual_seed(0))])
+    values = normalized_sum(mixed, torch.tensor([1.0, 0.3]))
+    assert torch.equal(values[:4], torch.zeros(4, group))
+    each = (mixed[4:] - mixed[4:].mean(1, keepdim=True)) / (mixed[4:].std(1, keepdim=True) + 1e-4)
+    sums = torch.cat([torch.zeros(4, group), (each * torch.tensor([1.0, 0.3])).sum(2)])
+    torch.testing.assert_close(values, sums / (sums.std() + 1e-4), atol=1e-5, rtol=1e-5)
+
+
+def test_gdpo_leaves_out_what_was_not_graded():
+    rewards = torch.tensor([[[1.0, NAN], [0.0, 2.0], [NAN, NAN], [0.5, 4.0]]])
+    first = torch.tensor([1.0, -1.0, 0.0, 0.0]) / (1 + 2e-4)  # deviation 1/2
+    second = torch.tensor([0.0, -1.0, 0.0, 1.0]) / (2**0.5 + 1e-4)  # of 2 and 4
+    sums = first + second
+    expected = sums / (sums[[0, 1, 3]].std() + 1e-4)
+    torch.testing.assert_close(normalized_sum(rewards, torch.ones(2)), expected[None], atol=1e-5, rtol=1e-5)
 
 
 def max_rl(rewards):

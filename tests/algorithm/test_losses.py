@@ -6,6 +6,7 @@ Where a claim is about a mean, the mean is an enumeration of everything that can
 import math
 from collections import defaultdict
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from random import Random
@@ -104,6 +105,30 @@ def test_the_reference_as_an_advantage_has_the_gradient_of_the_reverse_kl_and_no
 
     assert torch.allclose(gradient(reference), targets(theta, reference)["reverse"], atol=1e-12)
     assert not gradient(theta.detach().log_softmax(-1)).any()
+
+
+@pytest.mark.parametrize(
+    "options", [{"surrogate": name, "importance_sampling_level": "sequence"} for name in ("clip", "cispo", "sapo")]
+    + [{"surrogate": "gmpo"}],
+)  # fmt: skip
+def test_with_the_ratio_of_a_sequence_each_token_keeps_its_own_advantage_of_the_reference(options):
+    """Equation 14 of GSPO: the gradient of a token is its advantage times the sequence's ratio, over the length."""
+    old, now, reference = (logits(seed, 2, 3).log_softmax(-1) for seed in range(3))
+    now.requires_grad_()
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]], dtype=torch.float64)
+    settings = LossSettings(beta=0.5, kl_estimator="advantage", loss_type="grpo", epsilon_low=9.0, epsilon_high=99.0)
+    settings = replace(settings, **options)
+    each = torch.tensor([[1.0], [-0.5]], dtype=torch.float64)
+    loss = compute_loss(LossInputs(now, old, each, mask, mask, ref_logps=reference), settings)
+    gradient = torch.autograd.grad(loss.loss, now)[0]
+    policy, lengths = now.detach(), mask.sum(1, keepdim=True)
+    ratio = (((policy - old) * mask).sum(1, keepdim=True) / lengths).exp()
+    advantages = each - 0.5 * (policy - reference)
+    if options["surrogate"] == "sapo":
+        rate = torch.where(advantages > 0, 1.0, 1.05)
+        gate = torch.sigmoid(rate * (ratio - 1))
+        ratio = 4 * gate * (1 - gate) * ratio
+    torch.testing.assert_close(gradient, -advantages * ratio * mask / lengths / 2)
 
 
 # Each setting of TRL's loss, and the rows that it depends on: the first value is the default.

@@ -2,12 +2,14 @@
 
 import json
 import math
+import threading
 
 import pytest
 import torch
 from tokenizers import normalizers
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation import served_teacher
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.served_teacher import ServedTeacher
 
@@ -69,10 +71,48 @@ def test_a_server_that_cannot_teach_is_one_line(change, server, teacher, byte_id
         teacher.connect(byte_ids, max_completion_length=8)
 
 
-@pytest.mark.parametrize("end", ["missing", "short", "nan"])
+def choices(entries, number=1):
+    return {"choices": [{"prompt_logprobs": entries}] * number}
+
+
+def of_tokens(logp):
+    return {str(token): {"logprob": logp} for token in range(9)}
+
+
+BAD_ANSWERS = {
+    "missing": choices([None] * 4),
+    "short": choices([of_tokens(-1.0)]),
+    "nan": choices([None, *[of_tokens(math.nan)] * 3]),
+    "infinite": choices([None, *[of_tokens(-math.inf)] * 3]),
+    "text": choices([None, *[of_tokens("low")] * 3]),
+    "a number": choices(3),
+    "of no choice": choices([], number=0),
+    "of two choices": choices([None, *[of_tokens(-1.0)] * 3], number=2),
+    "of numbers": {"choices": 7},
+    "empty": {},
+    "a list": [],
+}
+
+
+@pytest.mark.parametrize("end", BAD_ANSWERS)
 def test_a_missing_log_prob_ends_the_run(end, server, teacher):
-    of_tokens = {str(token): {"logprob": math.nan if end == "nan" else -1.0} for token in range(9)}
-    entries = {"missing": [None] * 4, "short": [of_tokens], "nan": [None, *[of_tokens] * 3]}[end]
-    server.sampling = lambda body: (200, json.dumps({"choices": [{"prompt_logprobs": entries}]}))
+    server.sampling = lambda body: (200, json.dumps(BAD_ANSWERS[end]))
     with pytest.raises(ServerUnavailable, match="gave no log-prob of a token: see the log of the server"):
         teacher.gather_logps(torch.tensor([[5, 6, 7, 8]]), torch.ones(1, 4), 2)
+
+
+def test_a_server_that_hangs_is_not_asked_again(server, monkeypatch):
+    monkeypatch.setattr(served_teacher, "MAX_REQUESTS", 2)
+    asked, free = [], threading.Event()
+    server.sampling = lambda body: asked.append(body) or (free.wait(30) and None)
+    teacher = ServedTeacher(server.url, seconds=0.1, timeout=0.3)
+    with pytest.raises(ServerUnavailable, match=r"has not answered for 0\.3 s: see its log"):
+        teacher.gather_logps(torch.tensor([[5, 6, 7, 8]] * 9), torch.ones(9, 4), 2)
+    free.set()
+    assert len(asked) < 9
+
+
+def test_a_program_that_is_no_vllm_is_not_a_teacher(server, teacher, byte_ids, monkeypatch):
+    monkeypatch.setattr(type(teacher), "_ask", lambda *_, **__: {"status": "ok"})
+    with pytest.raises(ConfigError, match=r"is not a teacher .its answers are not those of vLLM.: grpo-math serve"):
+        teacher.connect(byte_ids, max_completion_length=8)

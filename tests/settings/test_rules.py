@@ -96,7 +96,8 @@ PAIRS = [
     ({"scale_rewards": "mean", "baseline": "none"}, False),
     ({"scale_rewards": "mean", "baseline": "a:b"}, False),
     ({"baseline": "pass_at_k"}, True),
-    ({"baseline": "pass_at_k", "k": 8}, True),
+    ({"baseline": "pass_at_k", "k": 7}, True),
+    ({"baseline": "pass_at_k", "k": 8}, False),  # of 8 completions
     ({"baseline": "pass_at_k", "k": 9}, False),
     ({"baseline": "pass_at_k", "scale_rewards": "none"}, False),
     ({"baseline": "pass_at_k", "rewards": ["gsm8k"]}, False),
@@ -150,6 +151,12 @@ PAIRS = [
     ({"optim": "galore_adamw"}, True),
     ({"reward_weights": [1.0]}, True),  # for the reward accuracy
     ({"reward_weights": [1.0, 2.0]}, False),
+    ({"reward_weights": [0.0]}, False),
+    ({"reward_weights": [0.0], "beta": 0.1}, True),
+    (ON_SERVER | {"vllm_importance_sampling_clip_max": 1.0}, True),
+    (ON_SERVER | {"vllm_importance_sampling_clip_max": 0.9}, False),
+    (ON_SERVER | {"vllm_importance_sampling_clip_min": 1.1}, False),
+    (ON_SERVER | {"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_clip_max": 0.9}, True),
     ({"generation_kwargs": {"do_sample": True, "num_beams": 1}}, True),
     ({"generation_kwargs": {"num_beams": 2}}, False),
     ({"accelerator_config": {"even_batches": True}}, True),

@@ -1,5 +1,7 @@
 """A rollout: gold answers and verdicts, advantages, and dynamic sampling."""
 
+import json
+import math
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from small_trainers import grades, logps_of, problems, results_of
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
@@ -219,6 +222,86 @@ def test_a_reward_that_raises_ends_the_run_after_a_checkpoint_of_the_steps_that_
     with pytest.raises(RewardError, match=f"no reward today[^(]*{saved}"):
         ours(reward, max_steps=3, save_strategy="steps").train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{step}"][: bool(step)]
+
+
+class Budget(Exception):
+    def __init__(self, spent, limit):
+        super().__init__(f"{spent} of {limit}")
+        self.spent = spent
+
+
+@pytest.mark.parametrize("recipe", [False, True])
+@pytest.mark.parametrize("error", [TimeoutError(110, "slow"), Budget(3, 2), KeyError("x"), RuntimeError("x")])
+def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_line(error, recipe, ours):
+    def reward(completions, **columns):
+        raise error
+
+    trainer = ours(reward, max_steps=1)
+    trainer.grpo_math.is_recipe_run = recipe
+    for call in (trainer.train, lambda: trainer.evaluate(trainer.train_dataset)):
+        with pytest.raises(
+            RewardError, match=f"^reward function reward raised {type(error).__name__}: [^\n]*$"
+        ) as caught:
+            call()
+        if recipe:
+            assert type(caught.value) is RewardError
+        else:
+            assert isinstance(caught.value, type(error))
+            names = ("spent", "errno")
+            assert [getattr(caught.value, name, None) for name in names] == [
+                getattr(error, name, None) for name in names
+            ]
+        assert caught.value.__cause__ is error
+
+
+def test_a_rank_without_the_error_raises_its_type_too(monkeypatch):
+    maker = object.__new__(RolloutMaker)
+    maker.trainer = SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=False))
+    for name, kind in ((f"{__name__}:Budget", Budget), ("builtins:TimeoutError", TimeoutError), ("a:b.c", RewardError)):
+        monkeypatch.setattr(module, "agree_on_first", lambda _, name=name: name)
+        error = maker._agree_on_failure(RewardError("one line"), None)
+        assert isinstance(error, kind)
+        assert str(error) == "one line"
+
+
+def test_a_step_without_a_computed_completion_logs_nan_where_trl_has_a_value(ours, tmp_path):
+    logged = []
+
+    class Reader(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" in logs:
+                logged.append([logs[name] for name in ("entropy", "clip_ratio/low_min", "clip_ratio/high_max")])
+
+    def reward(completions, trainer_state, **columns):
+        return shaped(completions) if trainer_state.global_step == 1 else [1.0] * len(completions)
+
+    trainer = ours(reward, max_steps=4, logging_steps=1)
+    trainer.add_callback(Reader())
+    trainer.train()
+    assert [[math.isnan(value) for value in values] for values in logged] == [
+        [True] * 3,
+        [False] * 3,
+        *[[True] * 3] * 2,
+    ]
+    lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    assert ["entropy" in line for line in lines] == [False, True, False, False]
+
+
+def test_a_subclass_may_make_prompts_of_any_column(ours):
+    class Asking(MathGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            return super()._generate_and_score_completions([{**row, "prompt": row["problem"]} for row in inputs])
+
+    data = Dataset.from_list([{"problem": f"{n} + 1?", "target": "2"} for n in range(4)])
+    ours(shaped, data, trainer_class=Asking, max_steps=1).train()
+    with pytest.raises(ConfigError, match="has the columns problem, target, and no prompt"):
+        ours(shaped, data)
+
+
+@pytest.mark.parametrize(("surrogate", "advice"), [("reinforce", 0), ("clip", 1)])
+def test_trls_advice_about_luspo_is_for_the_clip(surrogate, advice, ours, caplog):
+    ours(shaped, loss_type="luspo", surrogate=surrogate, num_iterations=1)
+    assert sum("When using `'luspo'` loss" in line for line in caplog.messages) == advice
 
 
 @pytest.mark.parametrize("draws", [(1,), (2, 3)])
