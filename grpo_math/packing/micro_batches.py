@@ -220,14 +220,13 @@ def row_layout(rows: Rows) -> Layout:
 class TokenBudget(Stateful):
     """The most tokens of a micro-batch. It is halved when memory runs out.
 
-    ``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has. ``splits``: an
-    update can be split at all. ``is_single_process``: no other process waits for this one.
+    ``setting``: the recipe's budget, 0 for as many tokens as TRL's padded micro-batch has. ``is_single_process``: no
+    other process waits for this one. `Updates` changes it; `PackedScorer` only reads it.
     """
 
     SAVED = ("halved_to",)
 
     setting: int
-    splits: bool
     is_single_process: bool
     halved_to: int | None = None
 
@@ -235,20 +234,20 @@ class TokenBudget(Stateful):
     def tokens(self) -> int:
         return self.setting if self.halved_to is None else self.halved_to
 
-    def halve(self, splittable_tokens: int, max_tokens: int, reason: str) -> int:
+    def halve(self, splittable_tokens: int, max_tokens: int, reason: str, splits: bool = True) -> int:
         """Halve the budget and return it.
 
         ``splittable_tokens``: the most tokens of a micro-batch with several completions, 0 if none has.
-        ``max_tokens``: the most tokens of any micro-batch. Raises `OutOfMemory` with a remedy if no micro-batch can be
-        split.
+        ``max_tokens``: the most tokens of any micro-batch. ``splits``: an update can be split at all. Raises
+        `OutOfMemory` with a remedy if no micro-batch can be split.
 
-        >>> TokenBudget(0, splits=True, is_single_process=True).halve(0, 70, "out of memory")
+        >>> TokenBudget(0, is_single_process=True).halve(0, 70, "out of memory")
         Traceback (most recent call last):
         ...
         grpo_math.errors.OutOfMemory: out of memory in an update of one completion, 70 tokens with its prompt: ...
         """
         tokens, reason = f"{max_tokens} tokens", reason.splitlines()[0]
-        if not self.splits:
+        if not splits:
             remedy = "lower per_device_train_batch_size, or turn gradient_checkpointing on"
         elif not self.is_single_process:
             # The other processes would not compute the step again. They would wait in a collective.
@@ -266,7 +265,7 @@ class TokenBudget(Stateful):
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
-    def split(self, steps: Sequence[TrainingStep], planner: UpdatePlanner, reason: str) -> None:
+    def split(self, steps: Sequence[TrainingStep], planner: UpdatePlanner, reason: str, splits: bool = True) -> None:
         """Split the micro-batches of these training steps at half of the largest that can be split.
 
         ``steps`` may contain a step twice: a micro-batch that fits is not split again.
@@ -277,6 +276,6 @@ class TokenBudget(Stateful):
             for one in step.micro_batches
         ]
         splittable_tokens = max((tokens for tokens, completions in sizes if completions > 1), default=0)
-        budget = self.halve(splittable_tokens, max(sizes)[0], reason)
+        budget = self.halve(splittable_tokens, max(sizes)[0], reason, splits)
         for step in steps:
             step.micro_batches = list(chain(*(planner.smaller(one, budget) for one in step.micro_batches)))

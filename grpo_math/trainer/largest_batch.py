@@ -78,12 +78,13 @@ def dry_run(
     budget: TokenBudget,
     model: Any,
     step_rows: Sequence[dict[str, Any]] = (),
+    splits: bool = True,
 ) -> None:
     """Compute the largest micro-batch that can occur, forward and backward, and discard it. Halve it until it fits.
 
-    ``loss_of`` changes no attribute of the trainer. ``step_rows`` are the rows of the first step. Nothing of the dry
-    run remains, except a smaller token budget. The model is unwrapped, and `torch.autograd.grad` accumulates nothing:
-    no hook of DDP or DeepSpeed runs.
+    ``loss_of`` changes no attribute of the trainer. ``step_rows`` are the rows of the first step. ``splits``: an update
+    can be split. Nothing of the dry run remains, except a smaller token budget. The model is unwrapped, and
+    `torch.autograd.grad` accumulates nothing: no hook of DDP or DeepSpeed runs.
     """
     with ExitStack() as stack:
         for module in trainer.accelerator.unwrap_model(model).modules():
@@ -96,13 +97,18 @@ def dry_run(
             }
             numbers = {name: value for name, value in vars(module).items() if isinstance(value, (int, float, Tensor))}
             stack.enter_context(replaced(module, **numbers, _buffers={**module._buffers, **copies}))
-        _try_largest_batch(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows))
+        _try_largest_batch(trainer, loss_of, budget, model, longest_prompt(trainer, step_rows), splits)
 
 
 def _try_largest_batch(
-    trainer: "TrlTrainer", loss_of: Callable[[Any, Rows], Tensor], budget: TokenBudget, model: Any, prompt: list[int]
+    trainer: "TrlTrainer",
+    loss_of: Callable[[Any, Rows], Tensor],
+    budget: TokenBudget,
+    model: Any,
+    prompt: list[int],
+    splits: bool,
 ) -> None:
-    args, splits = trainer.args, budget.splits
+    args = trainer.args
     length, rows = trainer.max_completion_length, args.per_device_train_batch_size
     # An update that cannot be split has TRL's micro-batches.
     in_step = rows * args.gradient_accumulation_steps if splits else rows
@@ -130,7 +136,7 @@ def _try_largest_batch(
             reason = str(error)
         loss = None  # the graph of the loss keeps the activations alive, too
         tokens = sum(lengths) + -(-len(lengths) // group) * (len(prompt) - 1)
-        limit = budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason)
+        limit = budget.halve(tokens if len(lengths) > 1 else 0, tokens, reason, splits)
 
 
 def longest_prompt(trainer: "TrlTrainer", step_rows: Sequence[dict[str, Any]] = ()) -> list[int]:

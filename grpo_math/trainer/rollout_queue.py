@@ -106,22 +106,30 @@ class RolloutQueue:
     def next_prompts(self) -> list[list[int]]:
         """Return the prompts of the next batch, each once; an empty list if training ends with this batch."""
         trainer, args = self.trainer, self.trainer.args
-        batches = self.sampler.num_samples // self.sampler.batch_size  # per epoch
-        # Training steps, not optimizer steps.
-        steps_per_batch = args.steps_per_generation * trainer.num_iterations
-        batch, epoch = trainer._step // steps_per_batch % batches, int(trainer.state.epoch or 0)
-        is_last = batch + 1 == batches
-        # A batch need not begin and end with an optimizer step. At the end of an epoch, transformers takes an optimizer
-        # step even if fewer training steps are left than it accumulates: the last batch rounds up.
-        steps_at_start = batch * steps_per_batch // args.gradient_accumulation_steps
-        steps_at_end = (batch + 1) * steps_per_batch / args.gradient_accumulation_steps
-        steps_at_end = math.ceil(steps_at_end) if is_last else math.floor(steps_at_end)
-        if trainer.state.global_step + steps_at_end - steps_at_start >= trainer.state.max_steps:
-            return []
-        epoch, batch = (epoch + 1, 0) if is_last else (epoch, batch + 1)
         size = self.sampler.batch_size
-        rows = order(self.sampler, epoch)[batch * size : (batch + 1) * size]
+        batches = self.sampler.num_samples // size  # per epoch
+        # Training steps, not optimizer steps.
+        steps = args.steps_per_generation * trainer.num_iterations
+        batch = trainer._step // steps % batches
+        updates = optimizer_steps(batch, batches, steps, args.gradient_accumulation_steps)
+        if trainer.state.global_step + updates >= trainer.state.max_steps:
+            return []
+        epochs, following = divmod(batch + 1, batches)
+        rows = order(self.sampler, int(trainer.state.epoch or 0) + epochs)[following * size : (following + 1) * size]
         return list(trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0])
+
+
+def optimizer_steps(batch: int, batches: int, steps: int, accumulation: int) -> int:
+    """Return the number of optimizer steps that end with a training step of number ``batch`` of an epoch's ``batches``.
+
+    A batch has ``steps`` training steps, and an optimizer step has ``accumulation``. At the end of an epoch,
+    transformers takes an optimizer step even if fewer training steps are left.
+
+    >>> [optimizer_steps(batch, batches=3, steps=3, accumulation=2) for batch in range(3)]
+    [1, 2, 2]
+    """
+    start, end = batch * steps // accumulation, (batch + 1) * steps / accumulation
+    return (math.ceil(end) if batch + 1 == batches else math.floor(end)) - start
 
 
 def order(sampler: RepeatSampler, epoch: int) -> list[int]:

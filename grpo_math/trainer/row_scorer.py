@@ -30,7 +30,7 @@ class RowScorer:
     """Prepares the models of a trainer, and scores rows with them.
 
     ``trl_scoring`` returns TRL's method of scoring, which a script may have replaced. ``packed``: None if rows are
-    scored as TRL does. ``budget``: the tokens of a packed pass.
+    scored as TRL does. ``budget``: the tokens of a packed pass, which `Updates` changes.
     """
 
     def __init__(
@@ -38,24 +38,20 @@ class RowScorer:
         trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
         meter: StepMeter,
+        budget: TokenBudget,
         trl_scoring: Callable[[], Callable[..., scoring.Scores]],
     ) -> None:
         self.trainer = trainer
         self.settings = settings
         self.meter = meter
         self.trl_scoring = trl_scoring
-        accelerator = trainer.accelerator
-        # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
-        # by dropping ``.grad``.
-        single = accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
-        self.budget = TokenBudget(settings.max_tokens_per_micro_batch, splits=False, is_single_process=single)
+        self.budget = budget
         self.packed = self._agree_on_scorer()
-        self.budget.splits = self.packed is not None
         for term in micro_batch_terms(trainer) if self.packed else []:
             switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
         # The state of the models for which packing was decided.
         self.decided_for: list[Any] | None = None
-        tiled_mlp.tile_as_configured(self._models, trainer.args, accelerator)
+        tiled_mlp.tile_as_configured(self._models, trainer.args, trainer.accelerator)
         self.offload: AbstractContextManager[Any] = (
             get_act_offloading_ctx_manager(trainer.model, warn_if_no_head=False)
             if settings.activation_offloading

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_math.algorithm.reference import Reference
 from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.generation.turns import Conversation
+from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
@@ -50,8 +51,12 @@ class Parts:
             rollouts_per_step=trainer.args.gradient_accumulation_steps / (trainer.args.steps_per_generation or 1),
         )
         self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
-        self.scorer = RowScorer(trainer, settings, self.meter, trl_scoring)
-        self.updates = Updates(trainer, settings, self.meter, self.scorer)
+        # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
+        # by dropping ``.grad``.
+        single = trainer.accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
+        budget = TokenBudget(settings.max_tokens_per_micro_batch, is_single_process=single)
+        self.scorer = RowScorer(trainer, settings, self.meter, budget, trl_scoring)
+        self.updates = Updates(trainer, settings, self.meter, self.scorer, budget)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
         # Only an engine that gets adapters has these.
@@ -64,12 +69,7 @@ class Parts:
         if engine:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
-        named = {
-            "meter": self.meter,
-            "nonfinite": self.nonfinite,
-            "budget": self.scorer.budget,
-            "resampler": self.queue.resampler,
-        }
+        named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": self.queue.resampler}
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
         # The options of the optimizer before a checkpoint was loaded.
         self.optimizer_options: list[dict[str, Any]] | None = None

@@ -17,7 +17,14 @@ from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
-from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, TrainingStep, UpdatePlanner, accumulate
+from grpo_math.packing.micro_batches import (
+    MicroBatch,
+    OptimizerStep,
+    TokenBudget,
+    TrainingStep,
+    UpdatePlanner,
+    accumulate,
+)
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.user_functions import is_foreign, is_user_function
@@ -49,12 +56,19 @@ class Updates:
     ``step`` is the optimizer step under way, ``result`` that of the last one.
     """
 
-    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", meter: StepMeter, scorer: RowScorer) -> None:
+    def __init__(
+        self,
+        trainer: "TrlTrainer",
+        settings: "MathGRPOConfig",
+        meter: StepMeter,
+        scorer: RowScorer,
+        budget: TokenBudget,
+    ) -> None:
         self.trainer = trainer
         self.settings = settings
         self.meter = meter
         self.scorer = scorer
-        self.budget = scorer.budget
+        self.budget = budget
         accelerator = trainer.accelerator
         if trainer.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             accelerator.ddp_handler.find_unused_parameters = gradients.has_unused_parameters(trainer)
@@ -68,7 +82,7 @@ class Updates:
         self.step: OptimizerStep | None = None
         self.result = StepResult({})
         # The training steps that are planned together, and the current one. Empty and None with TRL's rows.
-        self.window: list[TrainingStep] = []
+        self.planned: list[TrainingStep] = []
         self.current: TrainingStep | None = None
 
     @property
@@ -90,11 +104,11 @@ class Updates:
         """
         trainer = self.trainer
         self.scorer.agree_to_pack()
-        self.budget.splits = not self._keeps_trl_batches
+        splits = not self._keeps_trl_batches
         # Not in the constructor, because `train` prepares the model.
         if self.dry_run_due:
             self.dry_run_due = False
-            largest_batch.dry_run(trainer, lambda *rows: self.loss_of(*rows).loss, self.budget, model, inputs)
+            largest_batch.dry_run(trainer, lambda *rows: self.loss_of(*rows).loss, self.budget, model, inputs, splits)
             self.step = None
         failure: str | None = None
         started = time.perf_counter()
@@ -115,7 +129,7 @@ class Updates:
                 # As text, because the error's traceback keeps the activations alive.
                 failure = str(error)
             # The later training steps would not fit either.
-            self.budget.split([*self._current_step().done, *self.window], self.planner, failure)
+            self.budget.split([*self._current_step().done, *self.planned], self.planner, failure, splits)
             inputs = self.current
         if self.current is not None:
             self._current_step().done.append(self.current)
@@ -138,23 +152,21 @@ class Updates:
         trainer, args = self.trainer, self.trainer.args
         if not trainer.model.training:
             return trl_method(batch)
-        # This many training steps always belong to one optimizer step. Rows change places within these only.
-        size = math.gcd(args.steps_per_generation, args.gradient_accumulation_steps)
-        first = trainer._step % args.steps_per_generation
-        number = first % size
+        # Before TRL's method, which counts the training step.
+        together = planned_together(trainer._step, args.steps_per_generation, args.gradient_accumulation_steps)
+        number = together.index(trainer._step % args.steps_per_generation)
         # TRL's method may sample: memory that runs out there is not that of an update.
         self.current = None
         inputs = trl_method(batch)
         if number == 0:
             # A reward function may have changed the model.
             self.scorer.agree_to_pack()
-            self.window = []
-            if not self._keeps_trl_rows:
-                self.window = self._gather_window(trainer._buffered_inputs[first : first + size])
-        self.current = self.window[number] if self.window else None
+            rows = [] if self._keeps_trl_rows else [trainer._buffered_inputs[step] for step in together]
+            self.planned = self._gather_planned(rows) if rows else []
+        self.current = self.planned[number] if self.planned else None
         return self.current or inputs
 
-    def _gather_window(self, trl_batches: list[Rows]) -> list[TrainingStep]:
+    def _gather_planned(self, trl_batches: list[Rows]) -> list[TrainingStep]:
         """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
         if "micro_batches" in trl_batches[0]:
             return [TrainingStep.from_state_dict(state) for state in trl_batches]
@@ -255,6 +267,21 @@ class Updates:
                 update_entropy_coef(trainer, result.entropy)
                 self.meter.add({metrics.ENTROPY_COEF: trainer.entropy_coef})
         return result
+
+
+def planned_together(step: int, rollout: int, accumulation: int) -> range:
+    """Return the training steps that are planned together with number ``step`` of the run, by their numbers in its
+    rollout: rows change places within these only.
+
+    A rollout has ``rollout`` training steps, and an optimizer step has ``accumulation``. Both may end within the other,
+    but not within the training steps that are planned together.
+
+    >>> [planned_together(step, rollout=6, accumulation=4) for step in (0, 1, 2, 9)]
+    [range(0, 2), range(0, 2), range(2, 4), range(2, 4)]
+    """
+    size = math.gcd(rollout, accumulation)
+    first = step % rollout // size * size
+    return range(first, first + size)
 
 
 def sees_rows(trainer: "TrlTrainer") -> bool:

@@ -144,7 +144,7 @@ def test_fsdp2_synchronises_in_the_last_backward_pass_if_the_training_step_does(
 
 
 def test_out_of_memory_halves_the_largest_micro_batch_until_each_has_one_completion():
-    ours, budget = planner(), TokenBudget(0, splits=True, is_single_process=True)
+    ours, budget = planner(), TokenBudget(0, is_single_process=True)
     steps = ours.gather_planned(BATCHES, 10**6)
     # The groups have 3 + 7 and 3 + 3 tokens. At half of 16, a group of 10 is split in two.
     for most, expected in ((16, [16, 16]), (8, [6, 6, 6, 6, 7, 7]), (3, [4, 4, 5, 5, 6, 6, 7, 7])):
@@ -156,15 +156,15 @@ def test_out_of_memory_halves_the_largest_micro_batch_until_each_has_one_complet
 
 
 @pytest.mark.parametrize(
-    ("options", "remedy"),
+    ("splits", "remedy"),
     [
-        ({"splits": False, "is_single_process": True}, "of 70 tokens: lower per_device_train_batch_size"),
-        ({"splits": True, "is_single_process": False}, "of 70 tokens: set max_tokens_per_micro_batch to 35"),
+        (False, "of 70 tokens: lower per_device_train_batch_size"),
+        (True, "of 70 tokens: set max_tokens_per_micro_batch to 35"),
     ],
 )
-def test_an_update_that_cannot_be_computed_again_in_parts_ends_with_a_remedy(options, remedy):
+def test_an_update_that_cannot_be_computed_again_in_parts_ends_with_a_remedy(splits, remedy):
     with pytest.raises(OutOfMemory, match=remedy):
-        TokenBudget(0, **options).halve(50, 70, "out of memory")
+        TokenBudget(0, is_single_process=not splits).halve(50, 70, "out of memory", splits)
 
 
 def tokens(rows, prompts, prompt_tokens, lengths):

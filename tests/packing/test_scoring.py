@@ -128,7 +128,7 @@ class Labels(nn.Module):
 
 def scorer_of(budget=0):
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, autocast=nullcontext)
-    return PackedScorer(accelerator, TokenBudget(budget, splits=True, is_single_process=True), [])
+    return PackedScorer(accelerator, TokenBudget(budget, is_single_process=True), [])
 
 
 def test_a_layer_that_does_not_count_its_call_is_an_error_and_too_wide_rows_are_scored_as_trl_does():

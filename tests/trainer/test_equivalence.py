@@ -202,7 +202,7 @@ def gradient_of_update(trainer, batches, packs):
     updates.reset()
     trainer.model.zero_grad()
     scorer.packed = packed if packs else None
-    for step in updates._gather_window(batches):
+    for step in updates._gather_planned(batches):
         updates.compute_loss(None, trainer.model, step).backward()
     scorer.packed = packed
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])

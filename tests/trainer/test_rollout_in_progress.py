@@ -329,7 +329,7 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
     trainer = ours("accuracy", problems("emhm"), resample_groups=2, max_steps=1, **settings)
     trainer.train()
-    rows = [one.rows for step in trainer.grpo_math.updates.window for one in step.micro_batches]
+    rows = [one.rows for step in trainer.grpo_math.updates.planned for one in step.micro_batches]
     assert rows
     prompts = {}
     for one in rows:

@@ -286,8 +286,8 @@ def test_the_planned_steps_of_a_checkpoint_of_version_0_2_are_trained_as_they_ar
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     updates = trainer.grpo_math.updates
-    loaded = updates._gather_window([asdict(step) for step in updates.window])
-    for step, expected in zip(loaded, updates.window, strict=True):
+    loaded = updates._gather_planned([asdict(step) for step in updates.planned])
+    for step, expected in zip(loaded, updates.planned, strict=True):
         for one, other in zip(step.micro_batches, expected.micro_batches, strict=True):
             assert (one.weight, one.completions) == (other.weight, other.completions)
             torch.testing.assert_close(one.rows, other.rows, atol=0, rtol=0)
