@@ -12,6 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--private", action="store_true", help="make a private repository")
     add("--base_model", help="the base's name on the Hub, if the run was trained from a folder")
     add("--revision", help="push to this branch (default: main)")
+    add("--dry_run", action="store_true", help="list the files, and push nothing")
     add("--checkpoint", help="best, or a folder's name (default: the last weights)")
 
 
@@ -26,5 +27,9 @@ def run(args: argparse.Namespace) -> Answer:
         base_model=args.base_model,
         revision=args.revision,
         checkpoint=args.checkpoint,
+        dry_run=args.dry_run,
     )
+    if args.dry_run:
+        lines = [f"{size:14,}  {name}" for name, size in pushed["files"].items()]
+        return Answer(pushed, "\n".join([f"would push to {pushed['repo_id']}, in bytes:", *lines]))
     return Answer(pushed, f"pushed   {len(pushed['files'])} files: {pushed['url']}")

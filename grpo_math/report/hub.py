@@ -46,8 +46,11 @@ def push(
     base_model: str | None = None,
     revision: str | None = None,
     checkpoint: str | None = None,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Push a run to ``repo_id`` (default: the run directory's name, under the token's user). Return {"url", "files"}.
+
+    ``dry_run`` returns {"repo_id", "files"}, the files with their bytes, and uses no network.
 
     ``private`` True makes a private repository, and refuses a public one that exists; None leaves the choice to the
     Hub's own setting. ``base_model`` is the base's name on the Hub, if the run was trained from a folder.
@@ -69,6 +72,11 @@ def push(
     if not (run_dir / FINISHED).exists():
         remedy = "give the run directory of a training; if it was stopped, start it again to resume it"
         raise ConfigError("run_dir", str(run_dir), "is not a run that has finished", near(run_dir) or remedy)
+    if dry_run:
+        files = contents(run_dir, name, checkpoint, base_model)
+        _refuse_secrets(files)
+        sizes = {file: len(c) if isinstance(c, bytes) else c.stat().st_size for file, c in sorted(files.items())}
+        return {"repo_id": name, "files": sizes}
     if offline():
         raise ConfigError("repo_id", name, "cannot be pushed to while HF_HUB_OFFLINE is set", "unset it")
     _set_time_limit()

@@ -15,8 +15,9 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 
-from grpo_math.system import supervisor
+from grpo_math.system import machine, supervisor
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, STOPPING, leave_lost_terminal
 
 # Seconds from SIGTERM to SIGKILL for the others when a process has failed. Over NCCL they wait for it in C++, where no
@@ -52,6 +53,17 @@ def main(argv: list[str]) -> int:
         # A process that ends with EX_UNAVAILABLE has missed another one, and that one is the reason.
         rank, failure = next((item for item in failures if item[1].exitcode != EX_UNAVAILABLE), failures[0])
         code, name = failure.exitcode, f"rank {rank} (process {failure.pid})"
+    # accelerate looks for DeepSpeed before it starts the processes, which would report it.
+    except ImportError:
+        if find_spec("deepspeed"):
+            raise
+        required = machine.supported().get("deepspeed")
+        version = required.specifier if required else ""
+        print(
+            f'error: DeepSpeed needs deepspeed, which is not installed: pip install "deepspeed{version}"',
+            file=sys.stderr,
+        )
+        return 2
     # accelerate starts a single process without torch's agent.
     except subprocess.CalledProcessError as error:
         code, name = error.returncode, "training"

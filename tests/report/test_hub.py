@@ -115,6 +115,14 @@ def test_what_is_pushed_is_named_and_nothing_else_is_and_peft_loads_it_back(hub,
     torch.testing.assert_close(loaded, load_file(adapter_run / "adapter/adapter_model.safetensors"), rtol=0, atol=0)
 
 
+def test_a_dry_run_lists_what_a_push_would_publish_and_publishes_nothing(hub, push, adapter_run, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    listed, _ = push(adapter_run, "--repo_id", "ada/sums", "--dry_run")
+    assert hub.repositories == {}
+    assert (listed["repo_id"], {*listed["files"]}) == ("ada/sums", ADAPTER | TOKENIZER | RESULTS | PLOTS)
+    assert listed["files"]["adapter_model.safetensors"] > 10_000
+
+
 def test_a_full_model_goes_to_a_private_repository_and_to_a_branch(hub, push, model_run):
     answer, _ = push(model_run, "--repo_id", "ada/whole", "--private", "--revision", "step-2")
     assert answer["url"].endswith("/ada/whole/tree/step-2")

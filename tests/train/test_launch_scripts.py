@@ -128,6 +128,10 @@ RIGHT = ["recipe.yaml", "x"]
         ),
         ("slurm/one_node.sbatch", RIGHT, {"VLLM_GPUS": "two"}, "error: VLLM_GPUS=two leaves no GPU"),
         ("slurm/multi_node.sbatch", RIGHT, {"SLURM_NNODES": "1"}, "error: nodes=1 leaves none to train"),
+        *(
+            (f"slurm/{name}.sbatch", RIGHT, {"SLURM_SUBMIT_DIR": ""}, "error: this script needs a job: sbatch launch/")
+            for name in ("one_node", "multi_node")
+        ),
     ],
 )
 def test_wrong_arguments_are_one_line(script, arguments, job, line, cluster, tmp_path):
@@ -137,6 +141,19 @@ def test_wrong_arguments_are_one_line(script, arguments, job, line, cluster, tmp
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert ended.stderr.startswith(line)
+
+
+@pytest.mark.slow
+def test_a_launch_without_deepspeed_is_one_line(cluster, tmp_path):
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden/sitecustomize.py").write_text("import sys\nsys.modules['deepspeed'] = None\n")
+    path = f"{tmp_path / 'hidden'}{os.pathsep}{cluster.get('PYTHONPATH', '')}"
+    command = [ROOT / "launch/train.sh", "demo_cpu", "accelerate_configs/zero2.yaml"]
+    environment = {**cluster, "PYTHONPATH": path}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith('error: DeepSpeed needs deepspeed, which is not installed: pip install "deepspeed')
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
