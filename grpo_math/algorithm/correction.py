@@ -66,12 +66,7 @@ def sampler_weights(logps: Tensor, sampling_logps: Tensor, mask: Tensor, setting
     if settings.vllm_importance_sampling_mode != GEOMETRIC:
         return sampler_ratio(differences, settings.vllm_importance_sampling_mode, *bounds)
     mean = (differences.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)).exp()
-    kept = ((mean >= settings.geometric_mask_low) & (mean <= settings.geometric_mask_high)).to(differences.dtype)
-    return (
-        kept
-        if settings.geometric_mask_weight == "one"
-        else kept * sampler_ratio(differences, "token_truncate", *bounds)
-    )
+    return ((mean >= settings.geometric_mask_low) & (mean <= settings.geometric_mask_high)).to(differences.dtype)
 
 
 def gather_metrics(rows: Rows, accelerator: Any) -> dict[str, float]:

@@ -102,7 +102,6 @@ class LossSettings:
     vllm_importance_sampling_clip_max: float | None = 3.0
     geometric_mask_low: float = 0.99
     geometric_mask_high: float = 1.01
-    geometric_mask_weight: str = "one"
     on_policy: bool = False
 
     def __post_init__(self) -> None:

@@ -173,8 +173,7 @@ def resident_memory(
     # fine-tuning, the reference is a second model. `reference_model` is another model, which may be on a server.
     second = total(always) if full and settings.beta and not settings.teacher_url else 0
     if teacher:
-        stream = {"float32": 4, None: precise.stream}.get(settings.reference_dtype, 2)
-        second = weights(teacher, settings.derived(load_in_4bit=settings.reference_in_4bit), stream)
+        second = weights(teacher, settings.derived(load_in_4bit=False), precise.stream)
     always["reference"] = second or (always["adapter"] if settings.reference_refresh_steps else 0)
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:

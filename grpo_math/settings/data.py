@@ -25,16 +25,22 @@ class Data:
         "The columns of dataset by their meaning, if their names are not the usual ones: "
         "problem=query,answer=meta.gold (also id, level and subject).",
     )
-    dataset_split: str = setting("train", "The split to train on, or a part of it: train[200:].")
-    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
-    skip_bad_rows: bool = setting(False, "Count and report bad rows instead of stopping.")
+    dataset_split: str = setting(
+        "train", "The split to train on, or a part of it: train[200:] leaves 200 to evaluate on."
+    )
+    dataset_limit: int | None = setting(
+        None, "For a quick run: train on at most this many problems, drawn by the seed.", ge=1
+    )
+    skip_bad_rows: bool = setting(False, "Count and report bad rows, which grpo-math audit lists, instead of stopping.")
     prompt_template: str | None = setting(
         None,
         "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}; your own as "
         "module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} alone with a "
         "system_prompt.",
     )
-    system_prompt: str | None = setting(None, "A text or a file that replaces the template's system message.")
+    system_prompt: str | None = setting(
+        None, "A text or a file that replaces the template's system message, for a model with its own (Qwen2.5-Math)."
+    )
     answer_format: str | None = setting(
         None,
         "The form in which the prompt asks for the answer, by the name of its template. Default: the template's, "

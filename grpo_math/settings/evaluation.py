@@ -9,7 +9,7 @@ from grpo_math.settings.declare import Rule, setting, without
 class Evaluation:
     """Evaluation."""
 
-    eval_dataset: str | None = setting(None, "The held-out problems; default: those of dataset.")
+    eval_dataset: str | None = setting(None, "The held-out problems, if they are not the split test of dataset.")
     eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
@@ -29,21 +29,15 @@ class Evaluation:
     keep_best: bool = setting(
         False,
         "Save the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), and "
-        "name it in best.json.",
-    )
-    stop_at: float | None = setting(
-        None,
-        "End the run when the accuracy on the first held-out set reaches this at two evaluations in a row.",
-        gt=0,
-        le=1,
+        "name it in best.json: for a run that may get worse again.",
     )
 
 
 PROGRAM_RULES = [
     Rule(
         "error",
-        "load_best_model_at_end keep_best stop_at",
-        lambda s: (s.load_best_model_at_end or s.keep_best or s.stop_at) and not s.evaluates,
+        "load_best_model_at_end keep_best",
+        lambda s: (s.load_best_model_at_end or s.keep_best) and not s.evaluates,
         "needs evaluations during training",
         "set heldout_every",
     ),

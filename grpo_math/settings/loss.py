@@ -79,10 +79,6 @@ class Loss(GRPOConfig):
         "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
         "http://HOST:PORT of a vLLM server.",
     )
-    reference_dtype: str | None = setting(
-        None, "The number format of reference_model. Default: the model's.", choices=("bfloat16", "float16", "float32")
-    )
-    reference_in_4bit: bool = setting(False, "Load reference_model in 4 bit (nf4).")
 
     @property
     def effective_surrogate(self) -> str:
@@ -282,14 +278,6 @@ RULES = [
         lambda s: s.temperature != 1 and s.teacher_url,
         "does not work with a teacher on a server: vLLM applies no temperature to the log-probs of given tokens",
         "set temperature to 1.0, or name a model as reference_model",
-    ),
-    without("reference_model", "reference_dtype reference_in_4bit"),
-    Rule(
-        "no_effect",
-        "reference_dtype reference_in_4bit",
-        lambda s: s.teacher_url,
-        "reference_model is on a server",
-        "give it to the server",
     ),
     Rule("error", "reference_model", lambda s: s.teacher_url and not is_address(s.teacher_url), *NO_ADDRESS),
     *map(_not_read_by, READ_BY),

@@ -18,7 +18,9 @@ class Rewards:
 class Grading:
     """Rewards and grading."""
 
-    grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer.", gt=0)
+    grade_timeout: float = setting(
+        5.0, "Seconds of CPU time for grading one answer, to raise if many are uncheckable.", gt=0
+    )
 
 
 PROGRAM_RULES = [

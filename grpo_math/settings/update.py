@@ -19,7 +19,7 @@ class Update(GRPOConfig):
     pack_updates: bool = setting(
         True,
         "Compute the prompt of a group once, compute no padding, and skip completions whose advantage is zero. "
-        "The gradient is the same; false computes as TRL does.",
+        "The gradient is the same; false computes as TRL does, to compare.",
     )
     max_tokens_per_micro_batch: int = setting(
         0,
@@ -28,12 +28,14 @@ class Update(GRPOConfig):
         ge=0,
     )
     activation_offloading: bool = setting(
-        False, "Keep what gradient checkpointing saves of each layer in pinned main memory, as in TRL's SFTTrainer."
+        False,
+        "Keep what gradient checkpointing saves of each layer in pinned main memory, as in TRL's SFTTrainer, for "
+        "longer completions (grpo-math plan).",
     )
     longest_first: bool | None = setting(
         None,
         "Compute the largest possible micro-batch before the first step, so that running out of memory shows at "
-        "once. Default: on a GPU.",
+        "once. Default: on a GPU. false saves this pass.",
     )
 
     max_nonfinite_steps: int = setting(

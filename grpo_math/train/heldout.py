@@ -1,9 +1,5 @@
 """The metrics of the held-out sets that a run evaluates during training, under transformers' names."""
 
-from typing import Any
-
-from transformers import TrainerCallback
-
 from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.paired import compare
 from grpo_math.evaluation.summary import Summary
@@ -39,20 +35,6 @@ def default_set_metrics(summary: Summary) -> dict[str, float]:
         metrics.HELDOUT_IN_FORMAT: summary.accuracy_in_format,
         metrics.HELDOUT_N: summary.n,
     }
-
-
-class StopAt(TrainerCallback):
-    """End the run when ``metric`` is at least ``level`` at two evaluations in a row, also if the run was resumed."""
-
-    def __init__(self, metric: str, level: float) -> None:
-        self.metric = metric
-        self.level = level
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # The log is in each checkpoint. Values are kept by step: two lines of a step are one evaluation.
-        values = {line[metrics.STEP]: line[self.metric] for line in state.log_history if self.metric in line}
-        if len(values) > 1 and min(list(values.values())[-2:]) >= self.level:
-            control.should_training_stop = control.should_save = True
 
 
 def best_and_last(best: Evaluation, last: Evaluation, step: int) -> str:

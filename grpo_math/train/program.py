@@ -43,7 +43,7 @@ from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.evaluation.trainer_engines import open_engine
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.request import request_from
-from grpo_math.problems.from_recipe import HeldOutSet, first_accuracy
+from grpo_math.problems.from_recipe import HeldOutSet
 from grpo_math.problems.sources import folder_name
 from grpo_math.report.finish import finish_run
 from grpo_math.report.trackers import Trackers
@@ -296,8 +296,6 @@ class TrainingRun:
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
         trainer.grpo_math.keep_best = self.run.keep_best
-        if self.run.stop_at:
-            trainer.add_callback(heldout.StopAt(first_accuracy(self.setup.settings), self.run.stop_at))
         # This callback is the last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 

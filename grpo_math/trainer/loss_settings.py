@@ -10,6 +10,7 @@ from accelerate.logging import get_logger
 
 from grpo_math.algorithm.losses import LossSettings
 from grpo_math.errors import ConfigError
+from grpo_math.settings.own import TrainerFields
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
@@ -23,13 +24,10 @@ ATTRIBUTES = (
     *("max_completion_length", "router_aux_loss_coef", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
-SETTINGS = (
-    *("surrogate", "kl_estimator", "dppo_high", "dppo_low"),
-    *("geometric_mask_low", "geometric_mask_high", "geometric_mask_weight"),
-)
+OURS = {one.name for one in fields(TrainerFields)}
 COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
-# TRL reads all others from its arguments.
-ARGUMENTS = tuple(one.name for one in fields(LossSettings) if one.name not in (*ATTRIBUTES, *SETTINGS, *COMPUTED))
+# TRL reads all others from its arguments. A script's arguments may lack our own.
+OTHERS = {one.name for one in fields(LossSettings)}.difference(ATTRIBUTES, COMPUTED)
 
 
 @contextmanager
@@ -55,8 +53,7 @@ def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSett
     rollout_steps = trainer.args.steps_per_generation * trainer.num_iterations
     return LossSettings(
         **{name: getattr(trainer, name) for name in ATTRIBUTES},
-        **{name: getattr(settings, name) for name in SETTINGS},
-        **{name: getattr(trainer.args, name) for name in ARGUMENTS},
+        **{name: getattr(settings if name in OURS else trainer.args, name) for name in OTHERS},
         entropy_coef=coefficient,
         vllm_importance_sampling_correction=trainer.use_vllm and trainer.vllm_importance_sampling_correction,
         on_policy=trainer.model.training and trainer.args.gradient_accumulation_steps % rollout_steps == 0,

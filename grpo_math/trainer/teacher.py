@@ -6,8 +6,6 @@ server.
 
 from typing import Any
 
-import torch
-from transformers import BitsAndBytesConfig
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
@@ -46,15 +44,7 @@ def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> Serve
 
 def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any:
     """Return the reference model of a policy, as TRL prepares a reference."""
-    dtype = getattr(torch, settings.reference_dtype) if settings.reference_dtype else policy.dtype
-    options: dict[str, Any] = {"device_map": None, "trust_remote_code": False, "dtype": dtype}
-    if settings.reference_in_4bit:
-        options |= {
-            "device_map": {"": accelerator.device},
-            "quantization_config": BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-            ),
-        }
+    options: dict[str, Any] = {"device_map": None, "trust_remote_code": False, "dtype": policy.dtype}
     name = str(settings.reference_model)
     # The teacher's family may not support the policy's attention implementation.
     with loading(name, "weights", "reference_model"):

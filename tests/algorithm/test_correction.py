@@ -81,9 +81,6 @@ def test_the_geometric_mask_is_a_mean_over_known_tokens_and_may_keep_the_weight_
     # The bounds are kept.
     exact = replace(settings, geometric_mask_low=1.0, geometric_mask_high=1.0)
     assert correction.sampler_weights(zeros, zeros, mask, exact).tolist() == [[1.0]] * 3
-    settings = replace(settings, geometric_mask_weight="token_truncate", geometric_mask_high=1.02)
-    expected = torch.tensor([[1.6, 1 / 1.55], [1.6, 1 / 1.6], [3.0, 0.25]])
-    torch.testing.assert_close(correction.sampler_weights(logps, zeros, mask, settings)[:, :2], expected)
 
 
 def test_the_rows_of_all_ranks_count_and_a_quarter_without_completions_has_no_weight():

@@ -105,6 +105,19 @@ def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
     assert resume.changed({"stated": {"drop_solved": 0.9}}, RunSettings({})) == ["drop_solved: 0.9 -> None"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop_at", 0.9), ("reference_dtype", "bfloat16"), ("reference_in_4bit", True), ("geometric_mask_weight", "one")],
+)
+def test_a_recipe_and_a_run_of_0_3_name_a_field_that_went(name, value, tmp_path):
+    found = read(["--config", recipe(tmp_path, **{name: value})]).raise_first_problem()
+    (note,) = found.notes
+    assert note.startswith(f"{name}={value} has no effect: of grpo_math 0.3: ")
+    assert resume.changed({"stated": {**found.settings.explicit_values(), name: value}}, found.settings) == [
+        f"{name}: {value} -> None"
+    ]
+
+
 def test_a_field_of_open_r1_that_is_not_here_is_named_so(tmp_path):
     fields = {"chat_template": "{{ x }}", "cosine_max_len": 1000, "soft_punish_cache": 8, "code_language": "python"}
     notes = read(["--config", recipe(tmp_path, **fields, num_processes=8)]).raise_first_problem().notes

@@ -13,7 +13,6 @@ import yaml
 from safetensors.torch import load_file
 from small_runs import history, promised
 from small_trainers import RUN
-from transformers import TrainerControl
 
 from grpo_math.checks.preflight import CHECKS, EARLY
 from grpo_math.errors import UserError
@@ -26,7 +25,6 @@ from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.recipe import read
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.train import program
-from grpo_math.train.heldout import StopAt
 from grpo_math.train.program import TrainingRun, _lay_out_memory
 
 PRODUCTS = "eval_generated_products_accuracy"
@@ -161,15 +159,6 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
     assert "against the last weights, on 128 problems that did not choose it" in lines
     assert (run_dir / "model/model.safetensors").exists()
     assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
-
-
-def test_a_run_stops_when_the_accuracy_is_reached_twice_in_a_row():
-    state, control = SimpleNamespace(log_history=[]), TrainerControl()
-    for step, value in enumerate((0.9, 0.5, 0.95, 0.9), start=1):
-        assert not control.should_training_stop
-        state.log_history += [{"step": step, "loss": 0.0}, {"step": step, PRODUCTS: value}]
-        StopAt(PRODUCTS, 0.9).on_evaluate(None, state, control)
-    assert (control.should_training_stop, control.should_save) == (True, True)
 
 
 def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
