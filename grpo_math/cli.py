@@ -86,7 +86,7 @@ COMMANDS = {
     "evaluate": Command(
         "commands.evaluate",
         "Evaluate a model, adapter or run, or compare two results.",
-        "(RUN_DIR | --model MODEL) --data DATA [options]",
+        "(RUN_DIR | --model MODEL --data DATA) [options]",
         ("grpo-math evaluate runs/demo --data gsm8k --n 100", "grpo-math evaluate --compare a.json b.json"),
     ),
     "grade": Command(

@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", help="a run directory, an adapter's folder, or a model: a folder, a Hub id, or 'embedded'")
     add("question", nargs="?", help="answer this and exit (default: a conversation)")
+    add("--checkpoint", help="of a run: best, or a folder (default: the last)")
     add("--only", choices=("base", "trained"), help="ask only this model")
     add("--template", help="the prompt, or 'plain' (default: the run's, or plain)")
     add("--max_completion_length", type=int, metavar="N", help="tokens of an answer (default: the run's, or 512)")
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 
-    models = LoadedModels(args.target, args.only, args.template, args.max_completion_length)
+    models = LoadedModels(args.target, args.only, args.template, args.max_completion_length, args.checkpoint)
 
     def ask(question: str) -> Streams:
         return models.answers(question, args.temperature, args.seed)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run, meaning, suite, tables
@@ -34,7 +34,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    add("--data", "--dataset", metavar="DATA", help="names (gsm8k), Hub ids, files; several: a,b,c")
+    add(
+        "--data",
+        "--dataset",
+        metavar="DATA",
+        help="names (gsm8k), Hub ids, files: a,b,c (default: the run's held-out set)",
+    )
     add("--suite", help="math: the usual benchmarks, with their protocols")
     add("--columns", help="which column is which: problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
@@ -91,27 +96,39 @@ def run(args: Namespace) -> Answer | int:
         print("interrupted: the same command resumes it", file=sys.stderr)
         # The exit code of a shell for a program that SIGINT ended: 128 + 2.
         return 130
-    return Answer(*answer(sides, probes))
+    content, text = answer(sides, probes)
+    if probes and (Path(args.run) / "report.html").exists():
+        from grpo_math.report.page import report  # which draws with matplotlib
+
+        text += f"\nreport    {report(args.run).html}"
+    return Answer(content, text)
 
 
-def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict[str, Probe]]:
-    """Evaluate what the options ask for, and return the evaluations, and the probe of each data set.
+class Requested(NamedTuple):
+    """What the options ask for: the models, and each data set with its problems, samples, temperature and overlap with
+    a training set."""
 
-    Bad input is reported before torch is imported. Long because it reads the options once, in their order.
-    """
-    names = suite.sets(args.data, args.suite)
+    run: from_run.RunModels
+    split: str
+    problems: dict[str, tuple[Sequence[Any], int, float, Any]]
+    tools: dict[str, Any]
+
+
+def requested(args: Namespace) -> Requested:
+    """Read the options, and load all sets: a wrong name of the last set would otherwise be found hours later."""
+    has_own = args.run and args.data is None and args.suite is None
+    names = [] if has_own else suite.sets(args.data, args.suite)
     if args.run:
         run = from_run.read(args.run, args.output, args.checkpoint)
     else:
         run = from_run.RunModels({"": (args.model, args.adapter)}, Path(args.output or "evaluations"))
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
-        if is_for_one and len(names) > 1:
-            reason = f"is for one data set, and there are {len(names)}"
+        if is_for_one and len(names) != 1:
+            reason = f"is for one data set, and there are {len(names)}" if names else "is for --data"
             raise ConfigError(name, getattr(args, name), reason, "name only that data set")
     tools = dict(run.tools)
     if args.tools is not None:
         tools["tools"] = listed(args.tools)
-    # Load all sets before the first evaluation: a wrong name of the last set would otherwise be found hours later.
     if args.template or args.system_prompt is not None:
         # The system prompt is a part of the run's template.
         system = check("system_prompt", args.system_prompt)
@@ -120,7 +137,22 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
         run = run._replace(
             template=template, request=replace(run.request, template=template.name, system_prompt=system)
         )
+    if has_own and run.template:
+        own = from_run.own_set(args.run, run.template, args.n)
+        prompts.refuse_without_call(str(run.template), tools.get("tools", ()))
+        overlap = contamination.against(own.rows, args.contamination) if args.contamination else None
+        of_set = own.rows, args.samples or 1, args.temperature or 0.0, overlap
+        return Requested(run, own.split, {own.data: of_set}, tools)
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
+    return Requested(run, args.split, problems, tools)
+
+
+def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict[str, Probe]]:
+    """Evaluate what the options ask for, and return the evaluations, and the probe of each data set.
+
+    Bad input is reported before torch is imported.
+    """
+    run, split, problems, tools = requested(args)
     plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.engines import Backend, Model
@@ -142,9 +174,9 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
                 for name, (rows, samples, temperature, overlap) in problems.items():
                     sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
                     # The files of a run have the same names for each set, so that each set needs its own folder.
-                    of_set = name if args.split in SAME else f"{name}_{args.split}"
+                    of_set = name if split in SAME else f"{name}_{split}"
                     output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
-                    how: dict[str, Any] = {"about": {"data": name, "split": args.split}, "output": output}
+                    how: dict[str, Any] = {"about": {"data": name, "split": split}, "output": output}
                     how |= {"tools": box, "grade_timeout": run.grade_timeout, "progress": progress}
                     sides[side][name] = evaluate_engine(
                         engine, rows, sampling, run.request, contamination=overlap, **how

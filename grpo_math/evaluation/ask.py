@@ -23,13 +23,19 @@ class LoadedModels:
     """The base and the trained model of ``target``, loaded and ready to answer.
 
     ``target`` is a run directory, the folder of an adapter, or a model (a folder, a Hub id, 'embedded'), which has only
-    one side. ``only`` names the side to load. ``template`` and ``max_new_tokens`` default to those of the run.
+    one side. ``only`` names the side to load, and ``checkpoint`` the trained weights of a run. ``template`` and
+    ``max_new_tokens`` default to those of the run.
     """
 
     def __init__(
-        self, target: str, only: str | None = None, template: str | None = None, max_new_tokens: int | None = None
+        self,
+        target: str,
+        only: str | None = None,
+        template: str | None = None,
+        max_new_tokens: int | None = None,
+        checkpoint: str | None = None,
     ) -> None:
-        models, template_of_run, request = _read(target)
+        models, template_of_run, request = _read(target, checkpoint)
         template_name = template_of_run if template is None else template
         self.template = str(template_name)
         self.prompt_of = None if template_name == NO_TEMPLATE else as_template(template_name).prompt
@@ -90,17 +96,19 @@ class LoadedModels:
         self.messages: dict[str, list[dict[str, str]]] = {name: [] for name in self.models}
 
 
-def _read(target: str) -> tuple[dict[str, ModelAndAdapter], str | Template, Request]:
+def _read(target: str, checkpoint: str | None) -> tuple[dict[str, ModelAndAdapter], str | Template, Request]:
     """Return the models, the template and the request."""
     refuse_missing_folder("target", target)
     if config := run_config(Path(target)):
-        run = from_run.read(target)
+        run = from_run.read(target, checkpoint=checkpoint)
         if run.tools:
             reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
             raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script may have its own prompts, which no template makes.
         has_template = config.get("prompt_template") not in (None, AS_IS)
         return run.models, run.template if run.template and has_template else NO_TEMPLATE, run.request
+    if checkpoint is not None:
+        raise ConfigError("checkpoint", checkpoint, f"would be ignored: {target} is not a run", "leave it out")
     # An adapter's folder does not contain the prompt that the adapter was trained with.
     if base := adapter_base(target):
         return {"base": (base, None), "trained": (base, target)}, NO_TEMPLATE, Request()

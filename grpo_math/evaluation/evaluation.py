@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation.summary import PARTS, Record, Share, Summary
+from grpo_math.problems.prompts import format_shown
 from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.system.reading import read_json, reading
 
@@ -57,6 +58,11 @@ class Evaluation:
     @property
     def temperature(self) -> float:
         return self.settings["temperature"]
+
+    @property
+    def asks_for_format(self) -> bool:
+        """Return False if the prompt shows no answer format. An older file does not have the prompt."""
+        return self.first_prompt is None or format_shown(self.first_prompt) is not None
 
     @property
     def problems_hash(self) -> str | None:

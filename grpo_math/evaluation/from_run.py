@@ -7,13 +7,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import DEFAULT_REQUEST, Request, request_from
+from grpo_math.problems.from_recipe import EVAL_N, HeldOutSet, RecipeProblems
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import home, near
 
 TOOLS = ("tools", "python", "max_tool_calling_iterations")
@@ -64,6 +66,21 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         tools={name: config[name] for name in TOOLS if config.get(name)},
         grade_timeout=config.get("grade_timeout"),
     )
+
+
+def own_set(run_dir: str, template: Template, n: int | None = None) -> HeldOutSet:
+    """Return the problems that training evaluates before and after; ``n`` of them, or as many as the recipe states."""
+    config = run_config(Path(run_dir)) or {}
+    if not config.get("dataset"):
+        raise UserError("--data is missing: the run's config.yaml names no data set")
+    number = n or config.get("eval_n") or EVAL_N
+    asked = {
+        "prompt_template": template.name,
+        "system_prompt": template.system,
+        "answer_format": template.answer_format,
+    }
+    own = RecipeProblems(RunSettings({**config, **asked, "eval_n": number})).to_evaluate(number)
+    return own._replace(rows=own.rows[:number])
 
 
 def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -80,7 +80,7 @@ def meaning(
         f"Known by heart{of_data}": (
             _memory(probe.memory) if probe and probe.memory else "",
             short,
-            f"{EVALUATE} --probe",
+            "" if short else f"{EVALUATE} --probe",
         ),
         "Other seeds": (
             f"{points(seeds)} over {seeds.n} seeds" if seeds else "",

@@ -140,13 +140,16 @@ def paired_bootstrap(
     """Return the mean difference of two runs on the same problems, with a 95% percentile bootstrap over problems.
 
     ``before[i]`` and ``after[i]`` score problem i. Each resample draws n problems with replacement and takes the mean
-    of after - before; the interval contains the middle 95% of these means. A bootstrap draws only differences that
-    occurred: if all are equal, the interval has no width.
+    of after - before; the interval contains the middle 95% of these means.
+
+    A bootstrap draws only differences that occurred. If all n are equal, to d, the interval covers what n problems can
+    rule out: a share of at most u = 1 - 0.025^(1 / n) (about 3.7 / n) of all problems has another difference, from -1
+    to 1 (as in the rule of three). The mean is then from d - u (1 + d) to d + u (1 - d).
 
     >>> paired_bootstrap([0, 0, 0, 1], [1, 1, 0, 0])
     PairedDifference(difference=0.25, lo=-0.5, hi=1.0, n=4, gained=2, lost=1)
     >>> paired_bootstrap([0, 1], [0, 1])
-    PairedDifference(difference=0.0, lo=0.0, hi=0.0, n=2, gained=0, lost=0)
+    PairedDifference(difference=0.0, lo=-0.841..., hi=0.841..., n=2, gained=0, lost=0)
     """
     import numpy  # here, because `grpo-math --help` does not need numpy
 
@@ -156,6 +159,9 @@ def paired_bootstrap(
     # n draws with replacement are one multinomial draw of the count of each difference. `RandomState` is frozen: numpy
     # guarantees the same numbers in every version.
     counts = Counter(differences)
+    if len(counts) == 1:
+        mean, unseen = differences[0], 1 - TAIL ** (1 / n)
+        return PairedDifference(mean, mean - unseen * (1 + mean), mean + unseen * (1 - mean), n, gained, lost)
     shares = [count / n for count in counts.values()]
     draws = numpy.random.RandomState(seed).multinomial(n, shares, size=resamples)
     means = numpy.sort(draws @ list(counts)) / n

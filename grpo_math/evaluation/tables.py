@@ -40,7 +40,7 @@ def metrics_table(evaluation: Evaluation) -> str:
     rows = [
         ["", "n", "share", "95% interval"],
         _share_row("accuracy", summary.accuracy),
-        ["accuracy in format", str(summary.n), f"{summary.accuracy_in_format:.1%}", ""],
+        *([["accuracy in format", str(summary.n), in_format, ""]] if (in_format := _in_format(evaluation)) else []),
         # pass@1 equals the accuracy, and maj@1 nearly does.
         *(_share_row(f"pass@{k}", share) for k, share in summary.pass_at_k.items() if k > 1),
         *(_share_row(f"maj@{k}", share) for k, share in summary.maj_at_k.items() if k > 1),
@@ -63,6 +63,11 @@ def _share_row(label: str, share: Share) -> list[str]:
     return [label, str(share.n), f"{share.value:.1%}", f"{share.ci95[0]:.1%} to {share.ci95[1]:.1%}"]
 
 
+def _in_format(evaluation: Evaluation) -> str:
+    """Return the accuracy in format; "" if the prompt asks for no format."""
+    return f"{evaluation.summary.accuracy_in_format:.1%}" if evaluation.asks_for_format else ""
+
+
 def sets_table(evaluations: Mapping[str, Evaluation]) -> str:
     """Return a line for each set: accuracy (mean@n if there are several samples) with its 95% interval.
 
@@ -77,7 +82,7 @@ def sets_table(evaluations: Mapping[str, Evaluation]) -> str:
     rows = [["", "n", "mean@", "accuracy", "95% interval", "in format", "cut"]]
     for name, one in evaluations.items():
         accuracy, (low, high), n = one.summary.accuracy
-        shares = [f"{accuracy:.1%}", f"{100 * low:.1f} to {high:.1%}", f"{one.summary.accuracy_in_format:.1%}"]
+        shares = [f"{accuracy:.1%}", f"{100 * low:.1f} to {high:.1%}", _in_format(one)]
         rows.append([name, str(n), str(one.samples), *shares, f"{cut_share(one):.1%}"])
     if len(evaluations) > 1:
         mean = fmean(one.summary.accuracy.value for one in evaluations.values())
@@ -108,11 +113,10 @@ def comparison_rows(comparison: Comparison) -> list[list[str]]:
     """Return the rows of `comparison_table`, the header first."""
     before, after = comparison.before.summary, comparison.after.summary
     rows = [["", "before", "after", "difference", "95% paired interval"]]
-    for label, was, now, difference in (
-        ("accuracy", before.accuracy.value, after.accuracy.value, comparison.accuracy),
-        ("accuracy in format", before.accuracy_in_format, after.accuracy_in_format, comparison.in_format),
-    ):
-        rows.append([label, f"{was:.1%}", f"{now:.1%}", *in_points(difference)])
+    shares = [f"{side.accuracy.value:.1%}" for side in (before, after)]
+    rows.append(["accuracy", *shares, *in_points(comparison.accuracy)])
+    if all(in_format := [_in_format(side) for side in (comparison.before, comparison.after)]):
+        rows.append(["accuracy in format", *in_format, *in_points(comparison.in_format)])
     for category, old in before.categories.items():
         new = after.categories[category]
         if old or new:

@@ -175,7 +175,7 @@ class RecipeProblems:
         """Return the first ``n`` training problems."""
         return self._select(self.rows, range(min(n, len(self.rows))))
 
-    def _to_evaluate(self, limit: int) -> HeldOutSet:
+    def to_evaluate(self, limit: int) -> HeldOutSet:
         """Load problems of the set that is evaluated before and after training: one greedy completion of each."""
         s, prefix = self.settings, "eval_" if self.settings.eval_dataset else ""
         dataset, columns = (s.eval_dataset, s.eval_columns) if s.eval_dataset else (s.dataset, s.columns)
@@ -204,7 +204,7 @@ class RecipeProblems:
         compared = None
         try:
             if n:
-                compared = self._to_evaluate(n)
+                compared = self.to_evaluate(n)
                 compared = compared._replace(rows=compared.rows[:n])
         except UserError as error:
             if s.eval_n or s.evaluates_default_set:
@@ -231,7 +231,7 @@ class RecipeProblems:
 
         if s.evaluates_default_set:
             # A larger draw contains a smaller one, so that this many other problems are drawn.
-            default = self._to_evaluate(HELDOUT_N + (len(compared.rows) if compared else 0))
+            default = self.to_evaluate(HELDOUT_N + (len(compared.rows) if compared else 0))
             return [default._replace(rows=others(default.rows, HELDOUT_N))]
         sets = []
         for entry in entries if s.evaluates else ():

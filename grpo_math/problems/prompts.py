@@ -130,7 +130,7 @@ def as_template(
     template = Template(name, system, "")
     # Make a prompt here, before any data is read: a function of the user may fail.
     example = template.prompt("3 + 4?")
-    answer_format = answer_format or (name if name in FORMATS else _format_shown(example))
+    answer_format = answer_format or (name if name in FORMATS else format_shown(example) or "boxed")
     require_choice("answer_format", answer_format, tuple(FORMATS))
     return template._replace(answer_format=answer_format)
 
@@ -147,19 +147,19 @@ def _filled(name: str, problem: str) -> Prompt:
     return [{"role": "user", "content": name.replace(PROBLEM, problem)}]
 
 
-def _format_shown(prompt: Prompt) -> str:
-    r"""Return the answer format whose tags the prompt shows; ``boxed`` if it shows none.
+def format_shown(prompt: Prompt) -> str | None:
+    r"""Return the answer format whose tags the prompt shows; None if it shows none.
 
-    >>> _format_shown("Answer after ####. 3 + 4?"), _format_shown("3 + 4?"), _format_shown("<answer> </answer> <think>")
-    ('gsm8k', 'boxed', 'r1_zero')
+    >>> format_shown("Answer after ####. 3 + 4?"), format_shown("3 + 4?"), format_shown("<answer> </answer> <think>")
+    ('gsm8k', None, 'r1_zero')
     """
     text = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
     # The prompt opens the tag, so the completion does not.
     if text.rstrip().endswith("<think>"):
         return "r1_zero"
     shown = {name: len(form.tags) for name, form in FORMATS.items() if all(tag in text for tag in form.tags)}
-    # More tags are more specific. In a tie max() returns the first, so boxed is the fallback.
-    return max(["boxed", *shown], key=lambda name: shown.get(name, 0))
+    # More tags are more specific.
+    return max(shown, key=lambda name: shown[name], default=None)
 
 
 def refuse_without_call(template: str, tools: Collection[str]) -> None:

@@ -25,10 +25,26 @@ def asked(monkeypatch):
 def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
     words = ["ask", "run", "2 + 2?", "--temperature", "0.5", "--seed", "3"]
     assert main(words) == 0
-    ask.LoadedModels.assert_called_with("run", None, None, None)
+    ask.LoadedModels.assert_called_with("run", None, None, None, None)
     assert capsys.readouterr().out == f"base:\n2 + 2?0.53\n{CUT}\ntrained:\n{SHOWN}\n"
-    assert main([*words, "--json", "--only", "base", "--template", "plain", "--max_completion_length", "9"]) == 0
-    ask.LoadedModels.assert_called_with("run", "base", "plain", 9)
+    assert (
+        main(
+            [
+                *words,
+                "--json",
+                "--only",
+                "base",
+                "--template",
+                "plain",
+                "--max_completion_length",
+                "9",
+                "--checkpoint",
+                "best",
+            ]
+        )
+        == 0
+    )
+    ask.LoadedModels.assert_called_with("run", "base", "plain", 9, "best")
     assert json.loads(capsys.readouterr().out) == {
         "question": "2 + 2?",
         "template": "boxed",

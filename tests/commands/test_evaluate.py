@@ -152,6 +152,7 @@ def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_kil
     text = capsys.readouterr().out
     assert "Known by heart: the base continues 30.0% of 20 problems" in text
     assert "warning: the base model continues 30.0%" in text
+    assert not (trained / "report.html").exists()
     assert json.loads(file.read_text()) == probe
     assert len(asked) - before == 22 - 6
 
@@ -168,10 +169,35 @@ def test_a_probe_needs_a_run_and_a_control_of_long_problems(probed, tmp_path, ca
 def test_problems_that_are_too_short_are_not_measured(trained, script, capsys):
     script({"What is": ["#### 1"]})
     assert main(["evaluate", "--run", str(trained), *ASKED, "--probe", "--probe_samples", "2"]) == 0
-    assert "Known by heart: not measured: the problems are too short" in capsys.readouterr().out
+    assert "Known by heart: not measured: the problems are too short\n" in capsys.readouterr().out
+    html = trained / "report.html"
+    html.write_text("old")
+    assert main(["evaluate", "--run", str(trained), *ASKED, "--probe", "--probe_samples", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report    {html}"
+    assert "not measured: the problems are too short" in html.read_text()
     assert [line.title for line in outcome(read_run(trained)).meaning] == [
         *("Skill or form", "At as many tokens", "Known by heart", "Other seeds")
     ]
+
+
+def test_a_run_alone_is_evaluated_on_the_problems_that_its_training_evaluates(trained, script, capsys):
+    script({"What is": ["1"]})
+    config = trained / "config.yaml"
+    before = config.read_text()
+    config.write_text(f"{before}dataset: generated:sums\neval_split: heldout\neval_n: 3\nseed: 7\n")
+    own = [row["id"] for row in load_problems("generated:sums", "heldout", limit=3)]
+    for words, n in ((["--run", str(trained)], 3), ([str(trained), "--n", "2"], 2)):
+        assert main(["evaluate", *words, "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out)["trained"]
+        rows = json.loads(Path(answer["results"]).read_text())["rows"]
+        assert ([row["id"] for row in rows], answer["split"], answer["answer_format"]) == (own[:n], "heldout", "boxed")
+        for file in Path(answer["results"]).parent.iterdir():
+            file.unlink()
+    assert main(["evaluate", str(trained), "--columns", "problem=x"]) == 2
+    assert "columns='problem=x' is for --data" in capsys.readouterr().err
+    config.write_text(before)
+    assert main(["evaluate", str(trained)]) == 2
+    assert "--data is missing: the run's config.yaml names no data set" in capsys.readouterr().err
 
 
 def test_a_system_prompt_is_stored_and_is_not_compared_with_another(small, script, tmp_path, capsys):
@@ -194,8 +220,8 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
     assert main(["evaluate", "--run", str(trained), *words, "--checkpoint", "checkpoint-7"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "                         n  mean@  base  trained   difference  95% paired interval",
-        "generated:sums           2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
-        "generated:long_products  2      1  0.0%     0.0%  +0.0 points         [+0.0, +0.0]",
+        "generated:sums           2      1  0.0%     0.0%  +0.0 points       [-84.2, +84.2]",
+        "generated:long_products  2      1  0.0%     0.0%  +0.0 points       [-84.2, +84.2]",
         f"results   {trained}/evaluation-checkpoint-7/generated_sums/base.json",
         f"results   {trained}/evaluation-checkpoint-7/generated_long_products/base.json",
         f"results   {trained}/evaluation-checkpoint-7/generated_sums/trained.json",

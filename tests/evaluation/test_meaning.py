@@ -1,4 +1,5 @@
-"""The lines of "What this number means", by hand: two problems with two samples, one right before and three after."""
+"""The lines of "What this number means", by hand: four times two problems with two samples, one right before and three
+after."""
 
 from dataclasses import replace
 
@@ -17,8 +18,9 @@ RIGHT, WRONG = metrics.RIGHT[0], "wrong_answer"
 
 
 def evaluation(answers, tokens, in_format, cut):
-    """``answers``: of p and q, those that begin with 1 are right. ``cut``: completions that the limit has cut."""
-    given = [(name, i, answer) for name, some in zip("pq", answers, strict=True) for i, answer in enumerate(some)]
+    """``answers``: of two problems, those that begin with 1 are right. ``cut``: completions that the limit has cut."""
+    eight = zip("abcdefgh", answers * 4, strict=True)
+    given = [(name, i, answer) for name, some in eight for i, answer in enumerate(some)]
     records = [
         Record(
             name,
@@ -27,9 +29,9 @@ def evaluation(answers, tokens, in_format, cut):
             category=RIGHT if answer[0] == "1" else WRONG,
             tokens=n,
             in_format=in_format,
-            truncated=number < cut,
+            truncated=number < 4 * cut,
         )
-        for number, ((name, i, answer), n) in enumerate(zip(given, tokens, strict=True))
+        for number, ((name, i, answer), n) in enumerate(zip(given, tokens * 4, strict=True))
     ]
     return Evaluation({"samples": 2, "temperature": 0.5, "data": "a/b"}, summarize(records, 2), records)
 
@@ -64,7 +66,7 @@ def test_an_interval_without_skill_is_form(low, form):
     )
     assert (skill.title, skill.command) == ("Skill or form", "")
     assert [(line.title, line.text, line.command.rpartition(" ")[2]) for line in others] == [
-        ("Known by heart (sums.jsonl)", "not measured: the problems are too short", "--probe"),
+        ("Known by heart (sums.jsonl)", "not measured: the problems are too short", ""),
         ("Other seeds", f"not measured; {SEEDS}", "RUN"),
     ]
     assert [line.title for line in meaning("/data/sums.jsonl", None, short)][1:3] == [
@@ -94,7 +96,7 @@ def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control(tmp_
     lines = meaning("a/b", None, probe, over_seeds([0.1, 0.1]))
     assert [line.text for line in lines[1:]] == [
         "the trained model is right in 75.0% with 25 tokens a problem, the base's maj@2 in 25.0% with 20: "
-        "+50.0 points [+50.0, +50.0]; pass@2 is 50.0% and 100.0%",
+        "+50.0 points [-5.4, +68.5]; pass@2 is 50.0% and 100.0%",
         "the base continues 10.0% of 20 problems word by word (95% interval 0.0% to 20.0%), the trained model 30.0%; "
         "of problems that nobody can know, the base continues 5.0%",
         "+10.0 points [+10.0, +10.0] over 2 seeds",

@@ -61,6 +61,16 @@ def test_the_paired_interval_holds_the_middle_95_of_all_resamples():
     assert (paired.n, paired.gained, paired.lost, paired.difference) == (5, 3, 1, 0.4)
 
 
+def test_problems_without_a_change_say_how_many_others_may_change():
+    same = paired_bootstrap([0] * 17, [0] * 17)
+    # With a share of 19.5% that changes, 17 problems without a change have a chance of 2.5%.
+    assert (same.lo, same.hi) == pytest.approx((-0.1950, 0.1950), abs=1e-4)
+    assert (1 - same.hi) ** 17 == pytest.approx(0.025)
+    gained = paired_bootstrap([0] * 17, [1] * 17)
+    assert (gained.difference, gained.lo, gained.hi) == pytest.approx((1, 1 - 2 * same.hi, 1))
+    assert paired_bootstrap([0] * 200, [0] * 200).hi == pytest.approx(3.7 / 200, rel=0.02)
+
+
 def test_wilson_of_means_at_its_ends():
     assert wilson_for_means([1, 1], 4) == wilson(2, 2), "no spread: each problem counts once"
     assert wilson_for_means([0.5] * 4, 8) == wilson(2, 4)

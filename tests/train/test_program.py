@@ -107,8 +107,8 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     threads = f"threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)"
     assert f"2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step; {threads}" in lines
     assert (
-        "best     checkpoint-1: +100.0 points [+100.0, +100.0] against the last weights, on 4 problems that did not "
-        "choose it: they differ"
+        "best     checkpoint-1: +100.0 points [-20.5, +100.0] against the last weights, on 4 problems that did not "
+        "choose it: they do not differ clearly"
     ) in lines
     assert [line for line in lines if " of 3: " in line] == [
         "1 of 3: evaluating before training",
