@@ -11,14 +11,17 @@ from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run
-from grpo_math.generation.models import load_adapter, load_base, loading
+from grpo_math.generation.models import SAMPLE, load_adapter, load_base, loading
 from grpo_math.run.bar import transformers_bars
 from grpo_math.system.streams import Answer, say
 
 CONVERTER = "convert_hf_to_gguf.py"
+# The logits of models in bfloat16 differ by 1 to 2% if an adapter is merged.
+ROUNDING = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,12 +73,54 @@ def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str,
         if getattr(model, "is_quantized", False):
             reason = f"is not possible: the base {base} is stored quantised"
             raise ConfigError("merge", target, reason, "use base and adapter side by side")
-        with transformers_bars(0):
-            load_adapter(model, adapter, base).merge_and_unload().save_pretrained(target)
         # Training saved its tokenizer with the adapter; a script may not have.
         has_tokenizer = (Path(adapter) / "tokenizer_config.json").exists()
         tokenizer = AutoTokenizer.from_pretrained(adapter if has_tokenizer else base, trust_remote_code=False)
+        ids = tokenizer(SAMPLE, return_tensors="pt").input_ids
+        with transformers_bars(0), catch_warnings():
+            # peft prints a page; the comparison says in one line if the merge is wrong.
+            filterwarnings("ignore", ".*tie", UserWarning)
+            model = load_adapter(model, adapter, base)
+            trained = _logits(model, ids)
+            with model.disable_adapter():
+                untrained = _logits(model, ids)
+            model.merge_and_unload().save_pretrained(target)
+            # Two models at a time would need twice the memory.
+            del model
+            # As others load it: tied weights become one tensor then.
+            merged = _logits(load_base(target, dtype="bfloat16"), ids)
+        if difference := _difference(merged, trained, untrained):
+            shutil.rmtree(target)
+            remedy = "use base and adapter side by side, or train without the tied embeddings (embed_tokens, lm_head)"
+            raise ConfigError("merge", target, difference, remedy)
         tokenizer.save_pretrained(target)
+
+
+def _logits(model: Any, ids: Any) -> Any:
+    """Return the logits (T, V) of token ids (1, T), minus the mean of each row, in float32."""
+    import torch
+
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids).logits[0].float()
+    return logits - logits.mean(dim=-1, keepdim=True)
+
+
+def _difference(merged: Any, trained: Any, untrained: Any) -> str | None:
+    """Return how the logits of a merged model differ from those with its adapter if rounding does not explain it.
+
+    >>> import torch
+    >>> base, trained = torch.tensor([[4.0, -4.0]]), torch.tensor([[5.0, -5.0]])
+    >>> _difference(trained * 1.01, trained, base)
+    >>> _difference(base, trained, base)
+    'gives another model than base and adapter: its logits differ by 1, and the adapter itself changes them by 1'
+    """
+    apart, effect = merged - trained, trained - untrained
+    if apart.norm() <= max(ROUNDING * trained.norm(), effect.norm() / 4):
+        return None
+    sizes = (
+        f"its logits differ by {apart.abs().max():.2g}, and the adapter itself changes them by {effect.abs().max():.2g}"
+    )
+    return f"gives another model than base and adapter: {sizes}"
 
 
 def _converter(target: str) -> str:

@@ -1,13 +1,14 @@
 """`grpo-math export`: one model in safetensors that answers as base and adapter do."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from small_model import byte_tokenizer
 from small_runs import write_adapter_run
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from grpo_math.cli import main
 from grpo_math.generation.adapters import logps
@@ -44,6 +45,23 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     assert capsys.readouterr().out == f"merged   {second}\n"
     assert load_tokenizer(str(second)).chat_template == byte_tokenizer().chat_template
     assert (second / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+
+
+def test_an_adapter_of_tied_embeddings_is_not_merged_into_another_model(small, run, tmp_path, capsys):
+    tied = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small, tie_word_embeddings=True))
+    tied.save_pretrained(small_tied := tmp_path / "tied")
+    byte_tokenizer().save_pretrained(small_tied)
+    torch.manual_seed(0)
+    adapted = get_peft_model(
+        tied, LoraConfig(r=4, lora_alpha=400, target_modules=["embed_tokens"], init_lora_weights=False)
+    )
+    shutil.rmtree(run / "adapter")
+    adapted.save_pretrained(run / "adapter")
+    (run / "config.yaml").write_text(json.dumps({"model_name_or_path": str(small_tied)}))
+    assert main(["export", str(run), "--merge", str(tmp_path / "Whole")]) == 2
+    [line] = capsys.readouterr().err.splitlines()[-1:]
+    assert "gives another model than base and adapter: its logits differ by" in line
+    assert not (tmp_path / "Whole").exists()
 
 
 @pytest.mark.parametrize(
