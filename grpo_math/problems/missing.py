@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from numbers import Number
+from shlex import quote
 from statistics import fmean
 from typing import Any
 
@@ -44,12 +45,11 @@ def _folded(name: str) -> str:
     return " ".join(re.split(r"[\s_.:/-]+", spaced.casefold().strip()))
 
 
-def _pattern(names: str) -> re.Pattern[str]:
+def _pattern(names: str, *phrases: str) -> re.Pattern[str]:
     """Return a pattern for names with one of these words. Scripts from Thai on do not separate words."""
-    spaced = "|".join(word for word in map(_folded, names.split()) if word < "\u0e00")
-    return re.compile(
-        "|".join([rf"(?<!\S)(?:{spaced})s?(?!\S)", *(word for word in names.split() if word >= "\u0e00")])
-    )
+    every = sorted(map(_folded, {*names.split(), *phrases}), reverse=True)
+    spaced = "|".join(word for word in every if word < "\u0e00")
+    return re.compile("|".join([rf"(?<!\S)(?:{spaced})s?(?!\S)", *(word for word in every if word >= "\u0e00")]))
 
 
 # Names in the languages of grading/vocabulary.json.
@@ -62,11 +62,11 @@ PROBLEM_NAMES = _pattern("""
 """)
 ANSWER_NAMES = _pattern(
     """
-    answer ans gold solution gabarito correta lösung loesung ergebnis antwort solución solução corrigé réponse soluzione
-    oplossing rozwiązanie wynik решение řešení lösning løsning ratkaisu çözüm resultado résultat risultato
+    answer ans gold solution gabarito correta correcta lösung loesung ergebnis antwort solución solução corrigé réponse
+    soluzione oplossing rozwiązanie wynik решение řešení lösning løsning ratkaisu çözüm resultado résultat risultato
     答案 正解 解答 答え 回答 정답 해답
-    """
-    + " ".join(word for word in sorted(words("answer")) if re.fullmatch(r"[^\W\d_]{3,}", word))
+    """,
+    *(word for word in words("answer") if len(word) > 1 and not re.search('[:="]| (?:is|are)', word)),
 )
 # Such a column says something about a problem or an answer.
 ABOUT = _pattern("""
@@ -117,5 +117,7 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
         guessed["answer"] = max(answers, key=lambda name: (fits[name], -length[name]))
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
-        return f"its columns are {present}; give --columns {columns_as_text(guessed)}"
+        text = columns_as_text(guessed) or ""
+        word = text if re.fullmatch(r"[\w.,=+-]+", text) else quote(text)
+        return f"its columns are {present}; give --columns {word}"
     return f"its columns are {present}; accepted are {', '.join(columns[field])}; name another one with --columns"

@@ -208,15 +208,18 @@ def _through_text(lines: Iterable[bytes]) -> bytes:
 
 
 def _in_utf8(path: str | Path, lines: Iterator[bytes], is_utf8: bool) -> Iterator[bytes]:
-    """Yield lines in UTF-8. A damaged line stays as it is."""
-    for line in lines:
+    """Yield lines in UTF-8. A damaged line is returned unchanged."""
+    for number, line in enumerate(lines):
         try:
             is_utf8 |= len(line.decode()) < len(line)
-        except UnicodeDecodeError:
+        except UnicodeDecodeError as error:
             rest = line + b"".join(lines)
             encoding = None if is_utf8 else _encoding(rest)
             if encoding:
                 _note(path, encoding)
+            # A text in an encoding that is not known, and not some damaged lines.
+            elif not is_utf8 and 2 * sum(not part.isascii() for part in rest.splitlines()) >= number:
+                raise Unreadable(error, path) from None
             yield from BytesIO(rest.decode(encoding).encode() if encoding else rest)
             return
         yield line
@@ -240,8 +243,8 @@ def _encoding(content: bytes) -> str | None:
                 return encoding
     with suppress(UnicodeDecodeError):
         text = content.decode("cp1252")
-        # Letters with accents are next to plain ones. Three in a row are another alphabet.
-        return None if re.search(f"{LETTERS.pattern}{{3}}", text) else "cp1252"
+        # Letters with accents are next to plain ones. Three in a row are of another encoding.
+        return None if re.search(r"[^\x00-\x7f]{3}", text) else "cp1252"
     return None
 
 

@@ -522,6 +522,15 @@ def test_a_file_of_excel_or_windows_is_read_in_its_encoding_with_a_note(tmp_path
     assert f"{name} is not in UTF-8, and is read as {encoding}: " in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("encoding", "text"), [("gbk", "小明有三个苹果"), ("cp1251", "Сколько"), ("big5", "小明有三個蘋果")]
+)
+def test_a_file_in_an_encoding_that_is_not_known_is_named(tmp_path, encoding, text):
+    (tmp_path / "a.csv").write_bytes(f"problem,answer\n{text}?,7\n".encode(encoding))
+    with pytest.raises(UserError, match=r"a\.csv cannot be read \(UnicodeDecodeError: .*\): save it in UTF-8$"):
+        load_problems(str(tmp_path / "a.csv"), skip_bad_rows=True)
+
+
 def test_a_quote_without_an_end_is_a_bad_row_and_the_rows_after_it_are_read(tmp_path, caplog):
     lines = [
         "problem,answer",
@@ -621,6 +630,7 @@ def test_without_openpyxl_the_line_names_the_extra(tmp_path, monkeypatch):
         ("question,Antwort,Stufe\nWhat is 3 + 4?,7 Euro,2\nWhat is 9 + 4?,13 Euro,2\n", "answer=Antwort"),
         ("Pergunta,a,b,c,d,Gabarito\nQuanto é 3 + 4?,6,7,8,9,b\n", "problem=Pergunta,answer=Gabarito"),
         ("Вопрос,Тема,Ответ\nСколько будет 3 + 4?,сложение,7\n", "problem=Вопрос,answer=Ответ"),
+        ("Câu hỏi,Đáp án\n3 + 4 bằng bao nhiêu?,7\n", "'problem=Câu hỏi,answer=Đáp án'"),
         ("문제,보기1,보기2,정답\n3 + 4는 얼마입니까?,7,8,①\n", "problem=문제,answer=정답"),
     ],
 )
@@ -629,7 +639,7 @@ def test_headers_of_another_language_give_the_line_to_paste(tmp_path, rows, colu
     with pytest.raises(ConfigError) as error:
         load_problems(str(tmp_path / "a.csv"))
     assert error.value.remedy.endswith(f"; give --columns {columns}")
-    (row, *_) = load_problems(str(tmp_path / "a.csv"), columns=columns)
+    (row, *_) = load_problems(str(tmp_path / "a.csv"), columns=columns.strip("'"))
     is_choice = "(A) " in row["problem"]
     assert is_choice or row["problem"].endswith(("?", "？", "."))
     assert row["answer"].startswith(("A", "B") if is_choice else ("3 Euro", "7"))
