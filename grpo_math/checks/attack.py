@@ -7,8 +7,8 @@ form that is paid most is the measure, and the attacks use that form.
 
 The check fails if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
 happens to be right, if a repeated formula is paid on more than `HOLE` of the problems, because a policy can learn that,
-if k candidates get more than one guess among them, or if attacks were left out for lack of time. Only the weighted sum
-is judged.
+or if k candidates get more than one guess among them. Only the weighted sum is judged. A slow reward function of the
+user is attacked on fewer problems, and a very slow one by fewer attacks.
 
 Does not ask a model, and does not find a hole that none of these texts has.
 """
@@ -16,6 +16,7 @@ Does not ask a model, and does not find a hole that none of these texts has.
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import compress
 from statistics import fmean, mode
@@ -26,11 +27,11 @@ from grpo_math.checks.check_rewards import SURE, gradable, graded, other_answer,
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import RewardError, escaped
 from grpo_math.grading import Verdict
-from grpo_math.grading.formats import FORMATS
+from grpo_math.grading.formats import FORMATS, example_completion
 
-SECONDS = 20.0
 PROBLEMS = 64
-FEWEST, SLOW = 4, 0.005  # problems of a slow reward, and the seconds for a completion that make it slow
+# Problems of a slow reward, the seconds for a completion that make it slow, and those at which attacks are left out.
+FEWEST, SLOW, SLOWEST = 4, 0.005, 0.1
 PAID, ROUNDING = 0.1, 0.005  # of a right answer's reward
 CHANCE, HOLE = 0.02, 0.2  # of the problems: a repeated formula may be the answer on some of them
 CANDIDATES = (2, 4)
@@ -55,8 +56,8 @@ RESTATED = [
 ]
 EXAMPLE = {"problem": "48 / 2 + 26"}
 REMEDY = (
-    "grpo-math attack shows the texts; pay for one number (rewards: [gsm8k], or a format that asks for one), and pay a "
-    "format only with a correct answer (rewards: [gated])"
+    "grpo-math attack shows the texts; pay for one number ({}a format that asks for one), and pay a format only with a "
+    "correct answer (rewards: [gated])"
 )
 
 
@@ -87,7 +88,7 @@ def check(setup: Setup) -> Iterator[Finding]:
         # rewards() has reported rewards that do not pay a right answer more.
         if result["right"] > result["wrong"] + SURE:
             fine = result["ok"] and not result["chance"]
-            yield Finding("info", f"attacked: {message}") if fine else Finding("warning", message, REMEDY)
+            yield Finding("info", f"attacked: {message}") if fine else Finding("warning", message, result["remedy"])
 
 
 def lines(result: dict[str, Any]) -> Iterator[str]:
@@ -98,12 +99,13 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
         yield f"       {escaped(one['text'])[:SHOWN]}"
     yield from [f"warning: {result['chance']}"] * bool(result["chance"])
     yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
-    yield from [f"what to do: {REMEDY}"] * bool(result["faults"] or result["chance"])
+    yield from [f"left out: {result['left_out']} attacks, because the reward is slow"] * bool(result["left_out"])
+    yield from [f"what to do: {result['remedy']}"] * bool(result["faults"] or result["chance"])
 
 
 def attack(setup: Setup) -> dict[str, Any]:
-    """Attack the rewards for about `SECONDS`, and return what `lines` prints."""
-    end, rows = time.monotonic() + SECONDS, gradable(setup, PROBLEMS)
+    """Attack the rewards, and return what `lines` prints."""
+    rows = gradable(setup, PROBLEMS)
     setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
     errors: dict[str, str] = {}
     forms = [Attack(name, form, lambda row: [row["answer"]]) for name, form in forms_by_name(setup).items()]
@@ -112,6 +114,8 @@ def attack(setup: Setup) -> dict[str, Any]:
         started = time.monotonic()
         pay(setup, errors, forms[0], rows[:FEWEST])
     seconds = (time.monotonic() - started) / min(FEWEST, len(rows))
+    # A busy machine does not make the shipped rewards slow.
+    seconds *= any(":" in name for name in setup.settings.rewards)
     rows = rows[:FEWEST] if seconds > SLOW else rows
 
     paid = {one: mean(pay(setup, errors, one, rows)) for one in forms}
@@ -126,11 +130,8 @@ def attack(setup: Setup) -> dict[str, Any]:
     # Not every problem has a number or a formula.
     planned = [*blind(rows, forms, best, setup), *restated(best), *undecided(best)]
     planned = [one for one in planned if one.texts(rows)]
-    attacks: list[dict[str, Any]] = []
-    for one in planned:
-        if time.monotonic() < end:
-            attacks.append(judged(setup, errors, one, rows, share, max(0.0, share(wrong))))
-    left_out = len(planned) - len(attacks)
+    some = planned[:: max(1, round(seconds / SLOWEST))]
+    attacks = [judged(setup, errors, one, rows, share, max(0.0, share(wrong))) for one in some]
     attacks.sort(key=lambda one: one["allowed"] - one["share"])
     chance = [one for one in attacks if one["restated"] and CHANCE < one["share"] <= HOLE]
     faults = [
@@ -138,7 +139,6 @@ def attack(setup: Setup) -> dict[str, Any]:
         *errors.values(),
         # The worst of each kind: a repeated formula must not hide another hole.
         *{one["restated"]: in_words(one) for one in reversed(attacks) if one["share"] > one["allowed"]}.values(),
-        *[f"{left_out} attacks were left out after {SECONDS:g} seconds"] * bool(left_out),
     ]
     return {
         "ok": not faults,
@@ -148,11 +148,28 @@ def attack(setup: Setup) -> dict[str, Any]:
         "best": in_words(min(attacks, key=lambda one: (one["restated"], one["candidates"], -one["share"])))
         if attacks
         else "",
+        "remedy": remedy(setup, rows),
+        "left_out": len(planned) - len(some),
         "rows": len(rows),
         "right": top,
         "wrong": wrong,
         "attacks": attacks,
     }
+
+
+def remedy(setup: Setup, rows: Sequence[Any]) -> str:
+    """Return what to do. The reward gsm8k is named only if it pays right answers of this data."""
+    answer_format = setup.problems.template.answer_format
+    settings = setup.settings.changed(rewards=["gsm8k"], reward_weights=None)
+    as_number = replace(setup, recipe=setup.recipe._replace(settings=settings))
+    answers = [row["answer"] for row in rows]
+    # As the check `rewards` judges a recipe: otherwise each of the two would name the other's rewards.
+    right, wrong = (
+        sum(filter(None, summed(as_number, rows, [example_completion(text, answer_format) for text in texts])))
+        for texts in (answers, [*map(other_answer, answers)])
+    )
+    pays = right - wrong > SURE and setup.settings.rewards != ["gsm8k"]
+    return REMEDY.format("rewards: [gsm8k], or " if pays else "")
 
 
 def judged(

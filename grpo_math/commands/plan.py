@@ -4,10 +4,11 @@ import argparse
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from grpo_math import planner
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 from grpo_math.settings.run_settings import RunSettings
@@ -49,24 +50,31 @@ def run(args: argparse.Namespace) -> Answer:
     # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
     separate_server = (args.nodes or 1) > 1 and recipe.starts_server
     policy_nodes = (args.nodes or 1) - separate_server
-    answer = planner.plan(
-        recipe.changed(vllm_server_host="the last node") if separate_server else recipe,
-        # Training tries the same configs in the same order (train/layout.py).
-        {"": accelerate_config(name)} if name else shipped_configs(recipe),
-        card,
-        gpus=gpus and gpus * policy_nodes,
-        gpu_gb=gpu_gb,
-        cpu_gb=(args.cpu_memory or main_memory()) * policy_nodes,
-        capability=card.capability if card else None,
-        prompt_tokens=args.prompt_tokens,
-    )
+    # Training tries the same configs in the same order (train/layout.py).
+    configs = {"": accelerate_config(name)} if name else shipped_configs(recipe)
+    machine = {"gpu_gb": gpu_gb, "capability": card.capability if card else None, "prompt_tokens": args.prompt_tokens}
+    main = args.cpu_memory or main_memory()
+    nodes = {"gpus": gpus and gpus * policy_nodes, "cpu_gb": main * policy_nodes}
+    trained = recipe.changed(vllm_server_host="the last node") if separate_server else recipe
+    answer = planner.plan(trained, configs, card, **machine, **nodes)
     chosen = answer["best"] or answer
+    plans = [plan for plan in (answer, answer["best"]) if plan]
     if separate_server:
-        layout = planner.serve_layout(recipe, gpus=args.gpus or 1, gpu_gb=gpu_gb or count_and_gb()[1])
-        for plan in filter(None, (answer, answer["best"])):
+        layout, terms = planner.serve_layout(
+            recipe, **machine | {"gpus": args.gpus or 1, "gpu_gb": gpu_gb or count_and_gb()[1]}
+        )
+        for plan in plans:
             first = sum(len(role["gpus"]) for role in plan["layout"])
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
-    has_command = answer["best"] or (args.nodes and answer["fits"])
+            plan["phases"]["server"] = terms
+            plan["why"] = "the last node runs the server, and every GPU of the others trains"
+    for plan in plans:
+        idle = [str(gpu) for role in plan["layout"] if role["role"] == "idle" for gpu in role["gpus"]]
+        if idle:
+            everywhere = {"gpus": gpus and gpus * (args.nodes or 1), "cpu_gb": main * (args.nodes or 1)}
+            use = _use_of_idle(recipe, configs, separate_server, machine | everywhere)
+            plan["notes"].insert(0, f"idle: GPU {', '.join(idle)}; {use}")
+    has_command = answer["best"] or answer["fits"]
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
     changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
     lines = dict(line.split(": ", 1) for suggestion in answer["suggestions"] for line in suggestion["set"])
@@ -74,6 +82,24 @@ def run(args: argparse.Namespace) -> Answer:
     answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
     answer["extras"] = _extras(recipe.changed(**changes), chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _use_of_idle(recipe: RunSettings, configs: Mapping[str, Any], separate: bool, machine: dict[str, Any]) -> str:
+    """Return the setting with which a recipe uses every GPU, in words. ``separate``: a node is for the server alone."""
+    prompts = recipe.prompts_per_step
+    batches: list[dict[str, Any]] = [
+        {},
+        *({"prompts_per_step": n} for n in range(prompts + 1, 2 * prompts + 1) if prompts),
+    ]
+    batches += [{"per_device_train_batch_size": recipe.num_generations}]
+    engines: list[dict[str, Any]] = [{}, {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True}][separate:]
+    for change in (engine | sizes for engine in engines for sizes in batches):
+        with suppress(UserError):
+            _, plan = planner.choose(recipe.changed(**change), configs, offline=True, **machine)
+            if plan.fits and not plan.layout.idle:
+                fields = ", ".join(f"{name}: {value}" for name, value in change.items())
+                return f"{fields.replace('True', 'true')} would use every GPU"
+    return "no change of the batch or of vllm_mode uses every GPU"
 
 
 def _extras(settings: RunSettings, chosen: Mapping[str, Any]) -> list[str]:

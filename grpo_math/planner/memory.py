@@ -325,6 +325,13 @@ def vllm(shape: Shape, settings: RunSettings, share: int, prompt: int, element: 
     return {"vLLM_weights": weight_bytes, "vLLM_KV_cache": cache, "vLLM_overhead": VLLM_OVERHEAD}
 
 
+def server(machine: Machine, settings: RunSettings, tensor_parallel: int) -> Terms:
+    """Return the terms of a GPU of a vLLM server, which fills its share."""
+    engine = server_settings(settings.derived(vllm_tensor_parallel_size=tensor_parallel), machine.prompt)
+    share = int(VLLM_SERVER_SHARE * machine.gpu_bytes) - CONTEXT
+    return {**vllm(machine.shape, engine, share, machine.prompt), "CUDA_context": CONTEXT}
+
+
 def context_length(shape: Shape, settings: RunSettings, prompt: int) -> int:
     """Return vLLM's context length in tokens, by default the model's. vLLM must be able to hold one such sequence.
 

@@ -55,10 +55,7 @@ class MemoryPlan:
         self.peak_phase = max(self.phases, key=lambda phase: memory.total(self.phases[phase]))
         self.peak = memory.total(self.phases[self.peak_phase])
         if self.layout.server:
-            engine = settings.derived(vllm_tensor_parallel_size=self.layout.tensor_parallel)
-            share = int(memory.VLLM_SERVER_SHARE * machine.gpu_bytes) - memory.CONTEXT
-            server = memory.vllm(shape, memory.server_settings(engine, machine.prompt), share, machine.prompt)
-            self.phases["server"] = {**server, "CUDA_context": memory.CONTEXT}
+            self.phases["server"] = memory.server(machine, settings, self.layout.tensor_parallel)
         self.missing = [(needed - limit, line) for needed, limit, line in self._bounds() if needed > limit]
         self.problems = [line for _, line in self.missing]
         self.fits = not self.missing
@@ -119,8 +116,14 @@ class MemoryPlan:
         terms, layout, device = self.phases[self.peak_phase], self.layout.roles(), "GPU"
         if self.settings.use_cpu:
             layout, device = [{"role": "policy, and generation by transformers, on the CPU", "gpus": []}], "CPU process"
+        one, processes = self.batch.rows * self.batch.steps / self.batch.generations, self.batch.processes
+        notes = []
+        if processes > 1 and not self.settings.prompts_per_step:
+            keeps = f"; prompts_per_step: {one:g} keeps it" if one.is_integer() else ""
+            notes = [f"the step grows with the processes: {one * processes:g} prompts in place of {one:g}{keeps}"]
         return {
             "fits": self.fits,
+            "notes": notes,
             "problems": self.problems,
             "peak_gb": round(self.peak / GB, 3),
             "gpu_gb": round(self.machine.gpu_bytes / GB, 3),

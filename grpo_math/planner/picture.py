@@ -11,7 +11,7 @@ from grpo_math.system.machine import GB
 def picture(answer: Mapping[str, Any]) -> str:
     """Return the text that `grpo-math plan` prints.
 
-    >>> answer = {"fits": True, "problems": [], "peak_gb": 3.0, "gpu_gb": 4.0, "largest": "base_weights",
+    >>> answer = {"fits": True, "problems": [], "notes": [], "gpu_gb": 4.0,
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
     ...           "least_time": None, "prompt_tokens": 512, "best": None, "lacking": []}
@@ -22,10 +22,9 @@ def picture(answer: Mapping[str, Any]) -> str:
     """
     phases, fits = answer["phases"], answer["fits"]
     verdict = "fits" if fits else "does not fit"
-    lines = [
-        f"{verdict}: {answer['peak_gb']:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak; "
-        f"largest: {answer['largest'].replace('_', ' ')}"
-    ]
+    fullest = max(phases, key=lambda phase: total(phases[phase]))
+    largest = max(phases[fullest], key=lambda term: phases[fullest][term])
+    lines = [f"{verdict}: {_peak(answer)}; largest: {largest.replace('_', ' ')}", *answer["notes"]]
     rows = {phase: {**terms, "in_total": total(terms)} for phase, terms in phases.items()}
     names = [term for terms in phases.values() for term in terms]
     for term in (*dict.fromkeys(names), "in_total"):
@@ -45,7 +44,7 @@ def picture(answer: Mapping[str, Any]) -> str:
         end = "; then it fits" if change["fits"] else ""
         lines.append(f"{number}. {'; '.join(change['set'])}{saves}{end}")
     if best := answer["best"]:
-        lines.append(f"then {best['peak_gb']:.1f} of {round(best['gpu_gb'], 1):g} GB at the peak, and")
+        lines += [f"then {_peak(best)}, and", *best["notes"]]
         lines += _roles(best)
     if command := answer.get("command"):
         lines.append(f"in one line: {command}")
@@ -56,6 +55,14 @@ def picture(answer: Mapping[str, Any]) -> str:
         lines.append("no change of settings makes it fit: take a smaller model, or more memory. All changes together:")
         lines += [f"  {problem}" for problem in answer["lacking"]]
     return "\n".join(lines)
+
+
+def _peak(answer: Mapping[str, Any]) -> str:
+    """Return the memory of the fullest GPU of the job in words."""
+    phases = answer["phases"]
+    fullest = max(phases, key=lambda phase: total(phases[phase]))
+    where = ", on a GPU of the server" if fullest == "server" else ""
+    return f"{total(phases[fullest]) / GB:.1f} of {round(answer['gpu_gb'], 1):g} GB at the peak{where}"
 
 
 def _roles(answer: Mapping[str, Any]) -> list[str]:

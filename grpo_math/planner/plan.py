@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, seconds
+from grpo_math.planner import devices, memory, seconds
 from grpo_math.planner.cards import Card
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import model_shape, read_config
@@ -77,22 +77,25 @@ def unplanned_layout(settings: RunSettings, gpus: int) -> devices.Layout:
     return devices.assign_gpus(settings, gpus, lambda: (size, [size]), partial(batch.divides, settings))
 
 
-def serve_layout(recipe: RunSettings, *, gpus: int, gpu_gb: float) -> devices.Layout:
-    """Return the layout with all GPUs of a machine for the server.
+def serve_layout(recipe: RunSettings, **machine: Any) -> tuple[devices.Layout, memory.Terms]:
+    """Return the layout with all GPUs of a machine for the server, and the terms of one of these GPUs.
+
+    ``machine``: as in `_read`.
 
     >>> lora = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-7B", "use_peft": True})
-    >>> serve_layout(lora, gpus=4, gpu_gb=24).roles()[0]
+    >>> serve_layout(lora, gpus=4, gpu_gb=24)[0].roles()[0]
     {'role': 'vLLM server, data parallel 4', 'gpus': [0, 1, 2, 3]}
-    >>> serve_layout(lora.changed(model_name_or_path="Qwen/Qwen2.5-32B"), gpus=8, gpu_gb=40)[:4]
+    >>> serve_layout(lora.changed(model_name_or_path="Qwen/Qwen2.5-32B"), gpus=8, gpu_gb=40)[0][:4]
     ('server', 0, 8, 2)
-    >>> full = serve_layout(RunSettings({"model_name_or_path": "Qwen/Qwen2.5-32B"}), gpus=6, gpu_gb=80)
-    >>> full.server, full.tensor_parallel, full.idle
-    (4, 4, 2)
+    >>> full, terms = serve_layout(RunSettings({"model_name_or_path": "Qwen/Qwen2.5-32B"}), gpus=6, gpu_gb=80)
+    >>> full.server, full.tensor_parallel, full.idle, round(memory.total(terms) / GB)
+    (4, 4, 2, 72)
     """
-    machine, settings = _read(recipe, gpus=gpus, gpu_gb=gpu_gb)
-    need, sizes = devices.tensor_parallel(machine, settings, gpus)
-    server, tp = devices.server_ranks(settings, gpus, need, sizes)
-    return devices.Layout("server", 0, server, tp, "the server has all GPUs", gpus - server)
+    served, settings = _read(recipe, **machine)
+    need, sizes = devices.tensor_parallel(served, settings, served.gpus)
+    server, tp = devices.server_ranks(settings, served.gpus, need, sizes)
+    layout = devices.Layout("server", 0, server, tp, "the server has all GPUs", served.gpus - server)
+    return layout, memory.server(served, settings, tp)
 
 
 def _read(

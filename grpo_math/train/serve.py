@@ -57,7 +57,7 @@ def _layout(settings: RunSettings, gpus: Sequence[Gpu]) -> Layout:
     layout = Layout("server", 0, server, tp, "")
     if gpus:
         with contextlib.suppress(NotPlanned):
-            layout = planner.serve_layout(settings, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
+            layout, _ = planner.serve_layout(settings, gpus=len(gpus), gpu_gb=min(gpu.gb for gpu in gpus))
         print(roles(layout, gpus), file=sys.stderr)
     return layout
 

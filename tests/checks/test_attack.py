@@ -54,8 +54,8 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    # On a loaded machine, no attack is left out for lack of time.
-    monkeypatch.setattr(attack, "SECONDS", 600.0)
+    # A loaded machine does not make the functions slow.
+    monkeypatch.setattr(attack, "SLOWEST", 600.0)
     return tmp_path
 
 
@@ -147,11 +147,25 @@ def test_the_worst_three_are_printed_with_their_texts_and_then_the_verdict(here,
     assert verdict.startswith("ok: an answer that knows nothing gets 12% of a right answer's reward")
 
 
-def test_without_time_for_every_attack_the_answer_is_no(here, capsys, monkeypatch):
-    monkeypatch.setattr(attack, "SECONDS", 0.0)
-    code, result = attacked(capsys, "own_functions:exact")
-    assert (code, result["attacks"]) == (1, [])
-    assert re.fullmatch(r"\d+ attacks were left out after 0 seconds", result["faults"][0])
+def test_a_very_slow_reward_is_attacked_less_often_which_is_no_fault(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "SLOWEST", 0.004)
+    code, result = attacked(capsys, "own_functions:slow")
+    assert (code, result["faults"]) == (0, [])
+    assert 0 < len(result["attacks"]) < result["left_out"]
+
+
+def test_a_shipped_reward_is_never_slow(here, capsys, monkeypatch):
+    monkeypatch.setattr(attack, "SLOW", 0.0)
+    monkeypatch.setattr(attack, "SLOWEST", 1e-6)
+    _, result = attacked(capsys, "accuracy")
+    assert (result["rows"] > attack.FEWEST, result["left_out"]) == (True, 0)
+
+
+@pytest.mark.parametrize(("template", "is_named"), [("gsm8k", True), ("boxed", False)])
+def test_the_remedy_names_gsm8k_only_where_it_pays(template, is_named, here):
+    words = ["--rewards", "accuracy", "--prompt_template", template, "--dataset", "mine.jsonl"]
+    result = attack.attack(Setup(read(words)))
+    assert ("rewards: [gsm8k]" in result["remedy"]) == is_named
 
 
 @pytest.mark.slow

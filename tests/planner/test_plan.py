@@ -357,6 +357,30 @@ def test_a_plan_of_nodes_prints_the_line_that_submits_the_job(arguments, command
     assert sorted(gpu for role in answer["layout"] for gpu in role["gpus"]) == list(range(sum(roles.values())))
 
 
+def test_the_first_lines_name_the_fullest_gpu_of_the_job_and_the_idle_ones():
+    """With the setting that uses them; the second case is a node of which the server uses a half."""
+    for arguments, idle in (
+        ("--gpus 7", "idle: GPU 6; prompts_per_step: 18 would use every GPU"),
+        (
+            "--nodes 2 --gpus 8",
+            "idle: GPU 12, 13, 14, 15; vllm_mode: colocate, vllm_enable_sleep_mode: true would use every GPU",
+        ),
+        ("--gpus 6", "GPU 0, 1: vLLM server, tensor parallel 2"),
+    ):
+        one = printed(f"r1_zero_7b_4gpu {arguments} --card h100 --cpu_memory 512")
+        first, second, *_ = [line for line in one["text"] if line[:2] != "  " and not line.startswith("main memory")]
+        assert first == "fits: 71.6 of 79.6 GB at the peak, on a GPU of the server; largest: vLLM KV cache"
+        assert second == idle
+
+
+def test_a_step_that_grows_with_the_gpus_says_so_and_a_plan_that_fits_has_its_line_to_paste():
+    alone, several = (printed(f"gsm8k_8gb --gpus {n} --gpu_memory 24 --seed 3") for n in (1, 8))
+    assert "in one line: grpo-math train --config gsm8k_8gb --seed 3 --gpus 1" in alone["text"]
+    grows = "the step grows with the processes: 64 prompts in place of 8; prompts_per_step: 8 keeps it"
+    assert (grows in several["text"], grows in alone["text"]) == (True, False)
+    assert printed("gsm8k_8gb --gpus 8 --gpu_memory 24 --prompts_per_step 8")["answer"]["notes"] == []
+
+
 def test_a_plan_needs_neither_network_nor_torch():
     program = (
         "import socket, sys\n"
