@@ -178,7 +178,7 @@ def test_the_public_names_are_there():
 
 COLLECTIVES = {
     *("gather_object", "broadcast_object_list", "all_reduce", "all_to_all_single", "wait_for_everyone", "barrier"),
-    *("accelerator.gather", "accelerator.reduce"),
+    *("ranks.gather", "accelerator.reduce"),
 }
 PREFIXES = ("gather_", "reduce_", "agree_", "broadcast_")
 # Every rank runs these from top to bottom, or TRL, transformers and Python give the names.

@@ -8,7 +8,6 @@ sigma / sqrt(T): our mode `GEOMETRIC` drops a completion by its mean, at any len
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch import Tensor
 from grpo_math.algorithm.losses import LossSettings
 from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.run import metrics
+from grpo_math.system.collectives import Ranks
 
 GEOMETRIC = "geometric_mask"
 
@@ -69,7 +69,7 @@ def sampler_weights(logps: Tensor, sampling_logps: Tensor, mask: Tensor, setting
     return ((mean >= settings.geometric_mask_low) & (mean <= settings.geometric_mask_high)).to(differences.dtype)
 
 
-def gather_metrics(rows: Rows, accelerator: Any) -> dict[str, float]:
+def gather_metrics(rows: Rows, ranks: Ranks) -> dict[str, float]:
     """Return the metrics of a rollout's correction, over the completions of all ranks, which all call this.
 
     ``rows`` have `old_per_token_logps` and `sampling_per_token_logps` (B, T), and TRL's `importance_sampling_ratio`,
@@ -92,9 +92,7 @@ def gather_metrics(rows: Rows, accelerator: Any) -> dict[str, float]:
     # TRL's mask modes set a weight outside the bounds to exactly 0.
     dropped = (weights == 0) * mask
     # (B of all ranks, 4): all sums in one gather.
-    sums = accelerator.gather(
-        torch.stack([column.sum(dim=1) for column in (mask, weights, dropped, differences)], dim=1)
-    )
+    sums = ranks.gather(torch.stack([column.sum(dim=1) for column in (mask, weights, dropped, differences)], dim=1))
     # A completion that is masked as a whole has no tokens to divide by.
     tokens, weights, dropped, differences = sums[sums[:, 0] > 0].unbind(dim=1)
     if not len(tokens):

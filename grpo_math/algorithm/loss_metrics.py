@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.algorithm.losses import Loss, Metric, Statistic
+from grpo_math.system.collectives import Ranks
 
 COMBINE: dict[Statistic, Callable[[Tensor, Tensor], Tensor]] = {
     Statistic.TOKEN_MEAN: torch.add,
@@ -62,13 +63,13 @@ class LossMetrics:
             self.totals[name] = COMBINE[metric.statistic](self.totals[name], total) if name in self.totals else total
             self.declared[name] = metric._replace(values=mask)
 
-    def reduce(self, accelerator: Any, training_steps: int) -> StepResult:
+    def reduce(self, ranks: Ranks, training_steps: int) -> StepResult:
         """Return the result of a step of ``training_steps`` training steps. All ranks call this.
 
         A metric without values is left out: the step has computed no completion.
 
         >>> from types import SimpleNamespace
-        >>> accelerator = SimpleNamespace(device="cpu", num_processes=1, gather=lambda sums: sums)
+        >>> ranks = Ranks(0, 1, "cpu", gather=lambda sums: sums)
         >>> step, mask = LossMetrics(skipped=1, skipped_tokens=2), torch.ones(1, 2)
         >>> logged = {
         ...     "kl": Metric(mask * 0.5),
@@ -76,7 +77,7 @@ class LossMetrics:
         ...     "largest": Metric(torch.tensor([[0.5]]), Statistic.MAXIMUM),
         ... }
         >>> step.add(Loss(mask.sum(), mask.sum(), torch.tensor([3.0, 1.0]), logged), mask, completions=1)
-        >>> step.reduce(accelerator, 1)
+        >>> step.reduce(ranks, 1)
         StepResult(metrics={'kl': 0.5, 'clipped': 0.25, 'largest': 0.5}, policy_loss=2.0, entropy=3.0)
         """
         values = [
@@ -86,9 +87,9 @@ class LossMetrics:
         ]
         # One gather and one transfer for all values, because each transfer makes the CPU wait for the GPU. `full`
         # writes a number without a transfer.
-        tensors = [one if isinstance(one, Tensor) else torch.full((), one, device=accelerator.device) for one in values]
-        ranks = accelerator.gather(torch.stack([one.to(torch.float32) for one in tensors])[None])
-        sums, least, most = torch.stack([ranks.sum(dim=0), ranks.amin(dim=0), ranks.amax(dim=0)]).tolist()
+        tensors = [one if isinstance(one, Tensor) else torch.full((), one, device=ranks.device) for one in values]
+        by_rank = ranks.gather(torch.stack([one.to(torch.float32) for one in tensors])[None])
+        sums, least, most = torch.stack([by_rank.sum(dim=0), by_rank.amin(dim=0), by_rank.amax(dim=0)]).tolist()
         skipped, completions, skipped_tokens, tokens, policy_loss, entropy, entropy_tokens, *_ = sums
         counts = {Statistic.TOKEN_MEAN: (tokens, skipped_tokens), Statistic.COMPLETION_MEAN: (completions, skipped)}
         extremes = {Statistic.MINIMUM: least, Statistic.MAXIMUM: most}
@@ -98,7 +99,7 @@ class LossMetrics:
                 means |= {name: value} if math.isfinite(value := extremes[metric.statistic][position]) else {}
             elif count := counts[metric.statistic][0] + counts[metric.statistic][1] * metric.counts_skipped:
                 means[name] = sums[position] / count
-        loss = policy_loss / accelerator.num_processes / training_steps
+        loss = policy_loss / ranks.num_processes / training_steps
         return StepResult(means, loss, entropy / max(entropy_tokens, 1.0))
 
 

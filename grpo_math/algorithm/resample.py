@@ -22,6 +22,7 @@ from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
+from grpo_math.system.collectives import Ranks
 
 
 def uniform_groups(correct: Sequence[bool | None], size: int) -> list[int]:
@@ -80,7 +81,7 @@ class Resampler(Stateful):
     ``rows``: the problems, an endless stream in a new order in each pass. The position in it is the whole state.
 
     >>> rows = [{"prompt": name, "answer": "7"} for name in "abcdefghij"]
-    >>> resampler = Resampler(1, rows[:3], seed=0, group_size=4, accelerator=None)
+    >>> resampler = Resampler(1, rows[:3], seed=0, group_size=4, ranks=None)
     >>> first = resampler.draw(2)
     >>> sorted(first + resampler.draw(1))
     [0, 1, 2]
@@ -99,13 +100,13 @@ class Resampler(Stateful):
 
     SAVED = ("position",)
 
-    def __init__(self, resample_groups: int, rows: Any, seed: int, group_size: int, accelerator: Any) -> None:
+    def __init__(self, resample_groups: int, rows: Any, seed: int, group_size: int, ranks: Ranks) -> None:
         refuse_ungraded(rows, resample_groups)
         self.rounds = resample_groups
         self.rows = rows
         self.seed = seed
         self.size = group_size
-        self.accelerator = accelerator
+        self.ranks = ranks
         self.position = 0
 
     def draw(self, n: int, avoid: Sequence[Any] = ()) -> list[int]:
@@ -132,13 +133,13 @@ class Resampler(Stateful):
         second argument is the number of the first group.
         Metrics of rewards, verdicts and lengths stay those of ``first``, because the replacements were selected.
         """
-        ranks, rank, n = self.accelerator.num_processes, self.accelerator.process_index, len(inputs)
+        n_ranks, rank, n = self.ranks.num_processes, self.ranks.process_index, len(inputs)
         seen = gather_object([row["prompt"] for row in inputs])
         kept, correct, columns = self._gather_completions(first)
         rewards = first.rewards
         groups = drawn = len(correct) // self.size
         # All ranks sample the same number of rows, so the number of groups must be a multiple of this.
-        equal_groups = ranks // math.gcd(ranks, self.size)
+        equal_groups = n_ranks // math.gcd(n_ranks, self.size)
         for _ in range(self.rounds):
             uniform = uniform_groups(correct, self.size)
             if not uniform:
@@ -148,7 +149,7 @@ class Resampler(Stateful):
             seen += [self.rows[row]["prompt"] for row in fresh]
             # A copy for every completion of a group.
             rows = [dict(self.rows[row]) for row in fresh for _ in range(self.size)]
-            share = len(rows) // ranks
+            share = len(rows) // n_ranks
             rollout = sample(rows[rank * share : (rank + 1) * share], drawn)
             fresh_rows, fresh_correct, fresh_columns = self._gather_completions(rollout)
             drawn += len(fresh)
@@ -178,7 +179,7 @@ class Resampler(Stateful):
                 f"resample_groups: no row of a step has a gold answer ({GOLDS}), so its completions have no verdict"
             )
         correct = [None if verdict.ungradable else verdict == Verdict.CORRECT for verdict in rollout.verdicts]
-        rows = gather_rows(rollout.tensors, self.accelerator)
+        rows = gather_rows(rollout.tensors, self.ranks)
         # A script may log too few values, and two reward functions of one name have one column.
         columns = {
             key: values[-len(correct) :] for key, values in rollout.columns.items() if len(values) >= len(correct)

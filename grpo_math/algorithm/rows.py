@@ -14,6 +14,8 @@ from accelerate.utils import gather_object
 from torch import Tensor, distributed
 from torch.nn.functional import pad
 
+from grpo_math.system.collectives import Ranks
+
 Rows = dict[str, Any]
 
 
@@ -86,15 +88,15 @@ def loss_mask(rows: Rows) -> Tensor:
     return rows["completion_mask"] * rows.get("tool_mask", 1)
 
 
-def gather_rows(rows: Rows, accelerator: Any) -> Rows:
+def gather_rows(rows: Rows, ranks: Ranks) -> Rows:
     """Gather the rows of all ranks, in the order of ranks. All ranks call this."""
     # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.
     wide = padded(rows, largest_widths(gather_object([widths(rows)])))
-    return {name: accelerator.gather(value) if is_per_row(value) else value for name, value in wide.items()}
+    return {name: ranks.gather(value) if is_per_row(value) else value for name, value in wide.items()}
 
 
 def gather_needed_rows(
-    rows: Rows, needed: Sequence[Sequence[int]], columns: Mapping[str, int], accelerator: Any
+    rows: Rows, needed: Sequence[Sequence[int]], columns: Mapping[str, int], ranks: Ranks
 ) -> tuple[Rows, dict[int, int]]:
     """Send this rank's rows to the ranks that need them, and receive the rows that it needs. All ranks call this.
 
@@ -102,7 +104,7 @@ def gather_needed_rows(
     ``columns`` the largest width of each tensor on any rank. Return the rows of this rank, and the position of each
     number in them.
     """
-    size, this = len(rows["advantages"]), accelerator.process_index
+    size, this = len(rows["advantages"]), ranks.process_index
     # The rows that each rank sends to this one, and the rows that this one sends to each.
     sources = [[row for row in needed[this] if row // size == rank] for rank in range(len(needed))]
     targets = [[row % size for row in rank_rows if row // size == this] for rank_rows in needed]

@@ -13,6 +13,7 @@ from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.generation.completion import is_truncated
 from grpo_math.generation.request import Request
 from grpo_math.run import metrics
+from grpo_math.system.collectives import Ranks
 
 
 class StopConditions:
@@ -36,7 +37,7 @@ class StopConditions:
         return is_truncated(self._tokenizer, ids[start:] or ids[-1:], self._ends, self.strings)
 
     def gather_metrics(
-        self, masks: Sequence[Sequence[int]], truncated: Sequence[bool], accelerator: Any
+        self, masks: Sequence[Sequence[int]], truncated: Sequence[bool], ranks: Ranks
     ) -> dict[str, float]:
         """Return the metrics of the ends of all ranks' completions, in place of those that TRL's `_generate` logs.
 
@@ -46,7 +47,7 @@ class StopConditions:
         if not self.strings:
             return {}
         ends = list(zip(map(sum, masks), truncated, strict=True))
-        lengths, cut = accelerator.gather(torch.tensor(ends, device=accelerator.device)).unbind(dim=1)
+        lengths, cut = ranks.gather(torch.tensor(ends, device=ranks.device)).unbind(dim=1)
         # TRL logs a length of 0 if no completion has ended.
         ended = lengths[cut == 0].float() if not cut.all() else torch.zeros(1)
         return {
@@ -56,7 +57,7 @@ class StopConditions:
             metrics.ENDED_MAX: ended.max().item(),
         }
 
-    def gather_masked(self, rows: Rows, accelerator: Any) -> Rows:
+    def gather_masked(self, rows: Rows, ranks: Ranks) -> Rows:
         """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
         if not self.strings:
             return rows
@@ -66,4 +67,4 @@ class StopConditions:
         # TRL masks tool_mask too. Only the product of both masks is used.
         rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}
         # TRL's dapo loss divides by the tokens of all ranks.
-        return {**rows, "num_items_in_batch": accelerator.gather(loss_mask(rows).sum()).sum()}
+        return {**rows, "num_items_in_batch": ranks.gather(loss_mask(rows).sum()).sum()}

@@ -35,6 +35,7 @@ from grpo_math.algorithm.stateful import Stateful
 from grpo_math.errors import OutOfMemory
 from grpo_math.packing.pack import prompt_keys_and_lengths
 from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_batches
+from grpo_math.system.collectives import Ranks
 
 logger = get_logger(__name__)
 
@@ -96,7 +97,7 @@ class UpdatePlanner:
     backward pass too.
     """
 
-    accelerator: Any
+    ranks: Ranks
     loss_type: str
     keep_trl_batches: bool
     skip_zero_advantage: bool
@@ -155,8 +156,8 @@ class UpdatePlanner:
         budget = budget or n_rows * (wide["prompt_ids"] + wide["completion_ids"])
         plans = plan_micro_batches(prompts, prompt_tokens, lengths, budget, len(ranks))
         needed = [list(chain(*plan)) for plan in plans]
-        rows, positions = gather_needed_rows(local, needed, wide, self.accelerator)
-        plan = [[positions[row] for row in index] for index in plans[self.accelerator.process_index]]
+        rows, positions = gather_needed_rows(local, needed, wide, self.ranks)
+        plan = [[positions[row] for row in index] for index in plans[self.ranks.process_index]]
         # Equally long on all ranks, so that micro-batches of the same number fall into the same training step.
         plan += [[]] * (max(map(len, plans)) - len(plan))
         # A rank without rows computes its first row, masked.

@@ -5,6 +5,7 @@ train/launcher.py starts processes, and failures.py notices that one has ended.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -13,6 +14,20 @@ from grpo_math.errors import UserError, first_line
 PAUSE = 0.02  # seconds between two checks if the main process is done
 # A key in the store is never deleted, so each call has its own. Every process makes the same calls.
 _calls = count()
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a training, as one of them sees them. The names are accelerate's.
+
+    ``gather`` takes a tensor of each process, and returns them joined, in the order of the processes. All ranks call
+    it.
+    """
+
+    process_index: int
+    num_processes: int
+    device: Any
+    gather: Callable[[Any], Any]
 
 
 def broadcast_from_main(call: Callable[[], Any]) -> Any:

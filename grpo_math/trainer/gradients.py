@@ -1,11 +1,8 @@
 """Prepare a model's gradients for training: unused parameters, 4 bit on a CPU."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_math.errors import ConfigError
-
-if TYPE_CHECKING:
-    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 def keep_4bit_gradients(model: Any) -> None:
@@ -25,18 +22,13 @@ def keep_4bit_gradients(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def has_unused_parameters(trainer: "TrlTrainer") -> bool:
+def has_unused_parameters(model: Any, args: Any, processes: int) -> bool:
     """Return True if DDP has to look for parameters without a gradient. DDP warns if it looks and finds none."""
     # Text leaves the vision tower of a model unused.
-    unused = bool(set(trainer.model.config.sub_configs) - {"text_config"})
-    kwargs = trainer.args.gradient_checkpointing_kwargs or {}
-    reentrant = trainer.args.gradient_checkpointing and kwargs.get("use_reentrant")
-    if (
-        unused
-        and reentrant
-        and trainer.accelerator.num_processes > 1
-        and all(p.requires_grad for p in trainer.model.parameters())
-    ):
+    unused = bool(set(model.config.sub_configs) - {"text_config"})
+    kwargs = args.gradient_checkpointing_kwargs or {}
+    reentrant = args.gradient_checkpointing and kwargs.get("use_reentrant")
+    if unused and reentrant and processes > 1 and all(p.requires_grad for p in model.parameters()):
         raise ConfigError(
             "gradient_checkpointing_kwargs",
             kwargs,

@@ -43,7 +43,7 @@ from grpo_math.rewards.inputs import (
     row_format,
 )
 from grpo_math.run import metrics
-from grpo_math.system.collectives import agree_on_all, agree_on_first
+from grpo_math.system.collectives import Ranks, agree_on_all, agree_on_first
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics, verdict_metrics
@@ -110,6 +110,7 @@ class RolloutMaker:
         self,
         trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
+        ranks: Ranks,
         meter: StepMeter,
         queue: "RolloutQueue",
         tools: ToolLoop | None,
@@ -117,6 +118,7 @@ class RolloutMaker:
     ) -> None:
         self.trainer = trainer
         self.settings = settings
+        self.ranks = ranks
         self.meter = meter
         self.queue = queue
         self.tools = tools
@@ -136,7 +138,7 @@ class RolloutMaker:
 
     def local(self, n: int) -> slice:
         """Return the slice of this rank's ``n`` rows in the rows of all ranks."""
-        first = self.trainer.accelerator.process_index * n
+        first = self.ranks.process_index * n
         return slice(first, first + n)
 
     def gather_rows(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
@@ -155,18 +157,18 @@ class RolloutMaker:
                 # TRL adds the tokens of all ranks to this count when it has generated.
                 self.meter.rollout_tokens.append(trainer.state.num_input_tokens_seen - tokens_seen)
                 rollout, counts = self.queue.gather_resampled(rollout, inputs, gather)
-                counts |= correction.gather_metrics(rollout.tensors, trainer.accelerator)
+                counts |= correction.gather_metrics(rollout.tensors, self.ranks)
                 rollout = with_metrics(rollout, counts)
                 differences = rollout.metrics.get(metrics.SAMPLER_DIFFERENCE)
                 if differences and self.canary:
                     self.canary.watch(differences[-1])
             if trainer.mask_truncated_completions:
-                rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, trainer.accelerator))
+                rollout = replace(rollout, tensors=self.stops.gather_masked(rollout.tensors, self.ranks))
             # Advantages come last, because resampling replaces rows. TRL's advantages belong to a single draw.
             rollout = self._with_advantages(rollout)
             rows = rollout.rows(self.local(len(inputs)))
             if trainer.loss_type == "prompt_mean":
-                tokens = trainer.accelerator.gather(loss_mask(rows).sum(dim=1))
+                tokens = self.ranks.gather(loss_mask(rows).sum(dim=1))
                 rows["prompt_weight"] = prompt_weights(tokens, self.group_size)[self.local(len(inputs))]
             rollout.write(trainer._logs, log)
         return rows
@@ -238,7 +240,7 @@ class RolloutMaker:
                 columns.setdefault(
                     ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
                 )
-        values = stops.gather_metrics(masks, truncated, trainer.accelerator)
+        values = stops.gather_metrics(masks, truncated, self.ranks)
         if self.tools:
             values |= self.tools.gather_metrics(draft.completions or ())
         if grades is None:

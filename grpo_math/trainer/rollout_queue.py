@@ -24,6 +24,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.prefetch import Prefetch
 from grpo_math.run import metrics
 from grpo_math.settings.vllm import NO_PREFETCH
+from grpo_math.system.collectives import Ranks
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
@@ -39,17 +40,15 @@ class RolloutQueue:
     ``staleness``; None on other ranks than the first.
     """
 
-    def __init__(self, trainer: "TrlTrainer", settings: "MathGRPOConfig", prefetch: Prefetch | None) -> None:
+    def __init__(
+        self, trainer: "TrlTrainer", settings: "MathGRPOConfig", ranks: Ranks, prefetch: Prefetch | None
+    ) -> None:
         self.trainer = trainer
         self.sampler: Any = None
         self.resampler = None
         if settings.resample_groups:
             self.resampler = Resampler(
-                settings.resample_groups,
-                trainer.train_dataset,
-                trainer.args.seed,
-                trainer.num_generations,
-                trainer.accelerator,
+                settings.resample_groups, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks
             )
         self.prefetch = prefetch
         if settings.staleness:

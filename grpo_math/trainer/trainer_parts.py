@@ -12,6 +12,7 @@ from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.generation.turns import Conversation
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
+from grpo_math.system.collectives import Ranks
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.rollout_in_progress import RolloutMaker
@@ -45,6 +46,8 @@ class Parts:
         conversation: Conversation | None,
         trl_scoring: Callable[[], Callable[..., Any]],
     ) -> None:
+        accelerator = trainer.accelerator
+        ranks = Ranks(accelerator.process_index, accelerator.num_processes, accelerator.device, accelerator.gather)
         self.settings = settings
         self.meter = StepMeter(
             lambda: trainer._metrics["train" if trainer.model.training else "eval"],
@@ -53,17 +56,17 @@ class Parts:
         self.nonfinite = NonFiniteSteps(settings.max_nonfinite_steps)
         # DeepSpeed collects gradients in its own buffers, even in one process. A failed backward pass is not undone
         # by dropping ``.grad``.
-        single = trainer.accelerator.num_processes == 1 and not trainer.is_deepspeed_enabled
+        single = ranks.num_processes == 1 and not trainer.is_deepspeed_enabled
         budget = TokenBudget(settings.max_tokens_per_micro_batch, is_single_process=single)
         self.scorer = RowScorer(trainer, settings, self.meter, budget, trl_scoring)
-        self.updates = Updates(trainer, settings, self.meter, self.scorer, budget)
+        self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer, budget)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
         # Only an engine that gets adapters has these.
         sampler, prefetch, canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
-        self.queue = RolloutQueue(trainer, settings, prefetch)
-        self.tools = ToolLoop(conversation, trainer.accelerator, trainer.model.config, engine) if conversation else None
-        self.rollouts = RolloutMaker(trainer, settings, self.meter, self.queue, self.tools, canary)
+        self.queue = RolloutQueue(trainer, settings, ranks, prefetch)
+        self.tools = ToolLoop(conversation, accelerator, trainer.model.config, engine) if conversation else None
+        self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.tools, canary)
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []
         if engine:

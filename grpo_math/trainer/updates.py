@@ -27,6 +27,7 @@ from grpo_math.packing.micro_batches import (
 )
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
+from grpo_math.system.collectives import Ranks
 from grpo_math.system.user_functions import is_foreign, is_user_function
 from grpo_math.trainer import gradients, largest_batch
 from grpo_math.trainer.loss_settings import (
@@ -60,18 +61,21 @@ class Updates:
         self,
         trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
+        ranks: Ranks,
         meter: StepMeter,
         scorer: RowScorer,
         budget: TokenBudget,
     ) -> None:
         self.trainer = trainer
         self.settings = settings
+        self.ranks = ranks
         self.meter = meter
         self.scorer = scorer
         self.budget = budget
         accelerator = trainer.accelerator
         if trainer.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.find_unused_parameters = gradients.has_unused_parameters(trainer)
+            unused = gradients.has_unused_parameters(trainer.model, trainer.args, ranks.num_processes)
+            accelerator.ddp_handler.find_unused_parameters = unused
         if trainer._is_vlm:
             refuse_images_with_added_terms(trainer, settings)
         self.dry_run_due = largest_batch.dry_run_enabled(settings, accelerator)
@@ -174,7 +178,7 @@ class Updates:
         width = trl_batches[0]["prompt_ids"].size(1) + trl_batches[0]["completion_ids"].size(1)
         packs = self.scorer.packed is not None and self.scorer.packed.agree_on_width(width)
         self.planner = UpdatePlanner(
-            trainer.accelerator,
+            self.ranks,
             loss_settings(trainer, self.settings).loss_type,
             keep_trl_batches=self._keeps_trl_batches or not packs,
             skip_zero_advantage=trainer.beta == 0.0 and not is_user_function(self.settings.surrogate),
@@ -215,7 +219,7 @@ class Updates:
         # An evaluation may come between the training steps of an optimizer step.
         if self.step is not None and trainer.model.training:
             return self.step
-        ranks, settings = trainer.accelerator.num_processes, loss_settings(trainer, self.settings)
+        ranks, settings = self.ranks.num_processes, loss_settings(trainer, self.settings)
         if not trainer.model.training:
             return OptimizerStep(settings, Normalizers(1 / ranks))
         accumulation = trainer.current_gradient_accumulation_steps
@@ -258,7 +262,7 @@ class Updates:
     def _reduce_result(self, step: OptimizerStep) -> StepResult:
         """Log the metrics of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
         trainer = self.trainer
-        result = step.metrics.reduce(trainer.accelerator, step.normalizers.accumulation)
+        result = step.metrics.reduce(self.ranks, step.normalizers.accumulation)
         self.meter.add(result.metrics)
         self.meter.undefined |= step.metrics.declared.keys() - result.metrics.keys()
         if trainer._entropy_bonus_enabled:

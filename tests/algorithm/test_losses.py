@@ -266,7 +266,7 @@ OURS = SimpleNamespace(
 def updates_of(trainer):
     """The updates of a trainer that is not a model's."""
     updates = object.__new__(Updates)
-    updates.trainer, updates.settings = trainer, OURS
+    updates.trainer, updates.settings, updates.ranks = trainer, OURS, trainer.accelerator
     log = trainer._metrics["train" if trainer.model.training else "eval"]
     updates.meter = StepMeter(lambda: log, rollouts_per_step=1.0)
     updates.reset()

@@ -28,7 +28,7 @@ def rollout(ids, rewards, verdicts, **columns):
 
 def resampler(rank=0, data=DATA, size=2):
     ranks = SimpleNamespace(num_processes=2, process_index=rank, gather=lambda rows: torch.cat([rows, rows]))
-    return Resampler(2, data, seed=0, group_size=size, accelerator=ranks)
+    return Resampler(2, data, seed=0, group_size=size, ranks=ranks)
 
 
 @pytest.mark.parametrize(("rank", "ids"), [(0, [7, 7]), (1, [1, 2])])

@@ -74,13 +74,13 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
     steps = ours.gather_planned(BATCHES, budget)
     assert [len(step.micro_batches) for step in steps] == ([2, 2] if budget == BUDGET else [0, 1])
     losses = [
-        accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None, ours.accelerator, False)
+        accumulate(step.micro_batches, lambda one: loss_of(one.rows) * one.weight, None, ours.ranks, False)
         for step in steps
     ]
     # All but the last backward pass of each step, which the caller does.
     assert synchronised == ([False, False] if budget == BUDGET else [])
     for loss in losses:
-        ours.accelerator.backward(loss)
+        ours.ranks.backward(loss)
     assert synchronised[-2:] == [True, True]
     torch.testing.assert_close(sum(losses), whole)
     torch.testing.assert_close(weight.grad, torch.autograd.grad(whole, weight, retain_graph=True)[0])
@@ -133,7 +133,7 @@ def test_a_rank_with_fewer_micro_batches_than_another_adds_masked_rows(monkeypat
 
 @pytest.mark.parametrize("synchronises", [True, False])
 def test_fsdp2_synchronises_in_the_last_backward_pass_if_the_training_step_does(synchronises):
-    seen, accelerator = [], planner([]).accelerator
+    seen, accelerator = [], planner([]).ranks
     model = SimpleNamespace(set_requires_gradient_sync=seen.append)
     accelerator.is_fsdp2, accelerator.gradient_state.sync_gradients = True, synchronises
     for n, expected in ((1, []), (2, [synchronises])):

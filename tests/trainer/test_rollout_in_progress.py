@@ -116,7 +116,7 @@ def test_rewards_that_read_no_gold_need_none():
 def test_rows_are_read_only_by_training_if_only_they_show_the_columns(ours):
     made = Mock(side_effect=lambda stored: {"prompt": ["1 + 1?"] * len(stored["q"]), "answer": stored["q"]})
     trainer = ours(by_grade, Dataset.from_dict({"q": list("78"), "completions": ["", ""]}).with_transform(made))
-    Resampler(1, trainer.train_dataset, seed=0, group_size=2, accelerator=None)
+    Resampler(1, trainer.train_dataset, seed=0, group_size=2, ranks=None)
     run_files.settings_as_recipe(trainer)
     made.assert_not_called()
     rows_of_stream = iter([{"prompt": "1 + 1?"}])
@@ -365,8 +365,8 @@ def test_a_group_that_two_ranks_share_is_whole_on_both(monkeypatch):
     maker, ranks = object.__new__(RolloutMaker), [[(3, 1.0), (4, 0.0)], [(5, None), (6, 1.0)]]
     monkeypatch.setattr(module, "gather_object", lambda own: [*ranks[0], *ranks[1]])
     for rank, own in enumerate(ranks):
-        model, accelerator = SimpleNamespace(training=True), SimpleNamespace(process_index=rank)
-        maker.trainer = SimpleNamespace(num_generations=4, model=model, accelerator=accelerator)
+        maker.trainer = SimpleNamespace(num_generations=4, model=SimpleNamespace(training=True))
+        maker.ranks = SimpleNamespace(process_index=rank)
         groups = maker._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
         assert groups == [[*ranks[0], *ranks[1]]] * 2
 
