@@ -5,8 +5,8 @@
 >>> column_remedy([row], "problem", ACCEPTED)
 'its columns are Nr, Frage, Loesung, answer_type; give --columns problem=Frage,answer=Loesung'
 
-A gold answer whose column has another name is not offered: a number may be an answer, an id or a count. columns.py has
-the common names, which need no guess.
+A column with another name is not offered: a number may be an answer, an id or a count. columns.py has the common names,
+which need no guess.
 """
 
 import re
@@ -27,7 +27,6 @@ from grpo_math.system.reading import from_cell
 
 SEEN = 50  # rows that are read for a guess
 SENTENCE = 10  # characters of a problem
-QUESTION = re.compile(r".*[?？؟]", re.DOTALL)
 # A number, a letter of an option, or a formula, and not a sentence or a label.
 VALUE = re.compile(r"\W*[A-Ja-j]\W*|[①-⑩]|(?=.*[\d\\]).{1,40}")
 # Members of a series of columns: option_a, step 2.
@@ -53,13 +52,17 @@ def _pattern(names: str, *phrases: str) -> re.Pattern[str]:
 
 
 # Names in the languages of grading/vocabulary.json.
-PROBLEM_NAMES = _pattern("""
+PROBLEM_NAMES = _pattern(
+    """
     question problem exercise frage aufgabe aufgabentext aufgabenstellung pergunta questão enunciado problema ejercicio
     pregunta exercício énoncé problème exercice domanda esercizio quesito testo vraag opgave pytanie zadanie вопрос
     задача задание питання soru fråga uppgift spørgsmål oppgave kysymys tehtävä otázka úloha kérdés feladat întrebare
     pertanyaan soal swali ερώτηση πρόβλημα سؤال السؤال مسألة שאלה سوال प्रश्न প্রশ্ন คำถาม โจทย์ 问题 問題 题目 題目 题干
     質問 設問 문제 질문
-""")
+    """,
+    "câu hỏi",
+    "đề bài",
+)
 ANSWER_NAMES = _pattern(
     """
     answer ans gold solution gabarito correta correcta lösung loesung ergebnis antwort solución solução corrigé réponse
@@ -87,34 +90,25 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
     texts: dict[str, list[str]] = {}
     for row in rows[:SEEN]:
         outer = {name: from_cell(cell) for name, cell in row.items()}
-        inner = {
-            f"{name}.{key}": cell
-            for name, some in outer.items()
-            if isinstance(some, dict)
-            for key, cell in some.items()
-        }
+        mappings = [(name, some) for name, some in outer.items() if isinstance(some, dict)]
+        inner = {f"{name}.{key}": cell for name, some in mappings for key, cell in some.items()}
         for name, cell in {**outer, **inner}.items():
-            cells = [one for one in (cell if isinstance(cell, list) else [cell]) if isinstance(one, str | Number)]
-            if cells and " ".join(map(str, cells)).strip():
-                texts.setdefault(name, []).append(", ".join(map(str, cells)).strip())
-    free = [
-        n for n in texts if not (used([n], columns) or belongs(n) or MEMBER.fullmatch(n) or ABOUT.search(_folded(n)))
-    ]
+            cells = [str(one) for one in (cell if isinstance(cell, list) else [cell]) if isinstance(one, str | Number)]
+            if text := ", ".join(cells).strip():
+                texts.setdefault(name, []).append(text)
+    names = {name: _folded(name) for name in texts if not (belongs(name) or MEMBER.fullmatch(name))}
+    free = [name for name, words in names.items() if not (ABOUT.search(words) or used([name], columns))]
     length = {name: fmean(map(len, texts[name])) for name in free}
-    asks = {name: fmean(bool(QUESTION.fullmatch(text)) for text in texts[name]) > 0.5 for name in free}
     fits = {name: fmean(bool(VALUE.fullmatch(gold_answer(text))) for text in texts[name]) > 0.5 for name in free}
-    sentences = [name for name in free if length[name] >= SENTENCE]
-    asking = [name for name in sentences if asks[name]]
-    problems = [name for name in sentences if PROBLEM_NAMES.search(_folded(name))] or (
-        asking if len(asking) == 1 else []
-    )
-    named = {name: ANSWER_NAMES.search(_folded(name)) for name in free}
-    answers = [name for name, match in named.items() if match and (fits[name] or match[0] == _folded(name))]
-    guessed = {}
-    if problems and not used(texts, {"": columns["problem"]}):
-        guessed["problem"] = max(problems, key=lambda name: (asks[name], length[name]))
-    if answers and not used(texts, {"": columns["answer"]}):
-        guessed["answer"] = max(answers, key=lambda name: (fits[name], -length[name]))
+    answers = {name: match for name in free if (match := ANSWER_NAMES.search(names[name]))}
+    candidates = {
+        "problem": [name for name in free if PROBLEM_NAMES.search(names[name]) and length[name] >= SENTENCE],
+        "answer": [name for name, match in answers.items() if fits[name] or match[0] == names[name]],
+    }
+    # A problem is long, and an answer is short.
+    rank = {name: (fits[name], -length[name]) for name in free}
+    missing = [one for one in candidates if candidates[one] and not used(texts, {"": columns[one]})]
+    guessed = {one: (min if one == "problem" else max)(candidates[one], key=rank.__getitem__) for one in missing}
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
         text = columns_as_text(guessed) or ""
