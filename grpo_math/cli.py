@@ -62,6 +62,12 @@ COMMANDS = {
         ("grpo-math doctor my_recipe.yaml", "grpo-math doctor my_recipe.yaml --show 2"),
         fields=True,
     ),
+    "selftest": Command(
+        "commands.selftest",
+        "Compare training with stock TRL's on the installed versions.",
+        "[options]",
+        ("grpo-math selftest", "grpo-math selftest --only LoRA --json"),
+    ),
     "attack": Command(
         "commands.attack",
         "Show what rewards pay for answers that know nothing.",

@@ -1,9 +1,7 @@
 """Tiny random models of transformers' families of causal language models, and how packed scores compare with TRL's."""
 
-from contextlib import nullcontext
-
 import torch
-from small_trainers import CHARACTERS, padded_batch, relative
+from small_trainers import CHARACTERS, relative, scored
 from trl import GRPOTrainer
 
 from grpo_math.trainer import largest_batch
@@ -121,21 +119,6 @@ def _sets(config, name):
     """Whether a config can be given this field of its own; a window where it has one."""
     fixed = isinstance(getattr(type(config), name, None), property)
     return not fixed and (name != "sliding_window" or config.sliding_window is not None)
-
-
-def scored(kind, trainer, prompts=(7, 3, 12), group=4, lengths=(5, 3, 9, 1), under=None):
-    """Log-probs and entropies (B, T), as TRL's method or ours gives them ``under`` a context, and a gradient."""
-    ids, mask, longest = padded_batch(prompts, group, lengths)
-    counts = mask[:, -longest:]
-    factors = torch.randn(counts.shape, generator=torch.Generator().manual_seed(1)) * counts
-    trainer.model.zero_grad()
-    with under or nullcontext():
-        logps, entropies, _ = kind._get_per_token_logps_and_entropies(
-            trainer, trainer.model, ids, mask, longest, compute_entropy=True
-        )
-    (logps * factors).sum().backward()  # outside, as accelerate does it
-    gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-    return logps.detach() * counts, entropies.detach() * counts, gradient
 
 
 def try_first(trainer):

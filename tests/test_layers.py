@@ -33,7 +33,8 @@ LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
-    *("checks.live", "checks.training", "trainer.recipe_settings"),
+    *("checks.live", "checks.training", "checks.compared", "checks.selftest", "checks.tiny_model"),
+    "trainer.recipe_settings",
     *("evaluation.ask", "evaluation.engines", "evaluation.for_scripts", "evaluation.probe"),
     *("evaluation.evaluator", "evaluation.trainer_engines"),
     *("evaluation.toolbox", "trainer.reward_funcs", "trainer.row_scorer", "trainer.tool_loop"),
@@ -67,6 +68,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
 TRL = {  # of these, what needs TRL itself
     *("checks.training", "trainer.recipe_settings", "generation.sync", "generation.colocated_sampler", "report.finish"),
     *("train.measure", "train.program", "train.resuming"),
+    *("checks.compared", "checks.selftest"),
     *(
         "trainer.rollout_queue",
         "trainer.row_scorer",
@@ -181,8 +183,8 @@ COLLECTIVES = {
     *("ranks.gather", "accelerator.reduce"),
 }
 PREFIXES = ("gather_", "reduce_", "agree_", "broadcast_")
-# Every rank runs these from top to bottom, or TRL, transformers and Python give the names.
-EVERY_RANK = {"train.program", "trainer.trainer"}
+# Every rank runs these from top to bottom, or there is one rank, or TRL, transformers and Python give the names.
+EVERY_RANK = {"train.program", "trainer.trainer", "checks.selftest"}
 NAMED_BY_OTHERS = re.compile(r"__\w+__|on_\w+|_init_vllm|generate")
 
 

@@ -1,11 +1,12 @@
 """A model whose training takes a moment, and what TRL's own trainer ends with, for the tests that compare with it."""
 
 import pytest
-from small_trainers import KINDS, STEPS, letters, make, sample_apart, save_small, weights
+from small_trainers import KINDS, STEPS, letters, make, sample_apart, save_small
 from small_vllm import server
 from transformers import AutoTokenizer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
+from grpo_math.checks.compared import train
 
 __all__ = ["server"]
 
@@ -48,7 +49,7 @@ def ours(trainer_in, tmp_path):
 
 @pytest.fixture(scope="module")
 def trl_run(trainer_in, tmp_path_factory):
-    """(rewards, settings) -> the weights before and after TRL's own run of them, and its log; each is run once."""
+    """(rewards, settings) -> the `Run` of TRL's own trainer; each is run once."""
     done = {}
 
     def run(rewards, settings, apart=False):
@@ -57,9 +58,7 @@ def trl_run(trainer_in, tmp_path_factory):
             trainer = trainer_in(tmp_path_factory.mktemp("trl"), rewards, **KINDS["trl"], **STEPS, **settings)
             if apart:
                 sample_apart(trainer)
-            before = weights(trainer.model)
-            trainer.train()
-            done[key] = before, weights(trainer.model), trainer.state.log_history
+            done[key] = train(trainer)
         return done[key]
 
     return run

@@ -4,8 +4,8 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from peft import LoraConfig
-from small_families import scored, tiny_model
-from small_trainers import relative
+from small_families import tiny_model
+from small_trainers import relative, scored
 from torch.amp import GradScaler
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOTrainer

@@ -1,0 +1,83 @@
+"""`grpo-math selftest`: train stock TRL and this package side by side on the installed versions, and compare.
+
+Needs no network, no data and no checkout. Run it after an update of torch, transformers or TRL, and on a new kind of
+GPU. After it has passed, a run warns no more about these versions (trainer/contract.py).
+"""
+
+import argparse
+import io
+import logging
+import math
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+from grpo_math.errors import first_line
+from grpo_math.system.machine import hardware, versions
+from grpo_math.system.streams import Answer
+from grpo_math.trainer import contract
+
+SHOWN = ("torch", "trl", "transformers", "accelerate", "peft", "grpo_math")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", metavar="WORD", default="", help="only the checks whose name contains this word")
+    parser.add_argument("--vllm", metavar="URL", help="also send adapters to this vLLM server, and compare log-probs")
+
+
+def run(args: argparse.Namespace) -> Answer:
+    """Print each result at once, and answer with all of them."""
+    contract.refuse()
+    found = [comparison.line for comparison in contract.untested()]
+    # These import torch and TRL, which takes seconds, and packages that print when they are imported.
+    with redirect_stdout(sys.stderr):
+        from grpo_math.checks.selftest import CannotTrain, checks
+
+    logging.disable(logging.WARNING)
+    rows: list[dict[str, Any]] = []
+    trains = True
+    with tempfile.TemporaryDirectory() as folder:
+        for check in checks(folder, args.vllm):
+            if args.only not in check.what or not (trains or "training" not in check.what):
+                continue
+            started, measured, reason = time.perf_counter(), math.inf, ""
+            try:
+                with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
+                    measured = check.measure()
+            except CannotTrain as error:
+                trains, reason = False, str(error)
+            # A version that does not fit may raise anything, and the other checks show how much of it works.
+            except Exception as error:
+                reason = f"{type(error).__name__}: {first_line(error)}"
+            row = {
+                "what": check.what,
+                "expected": check.expected,
+                "limit": check.limit,
+                "measured": measured if math.isfinite(measured) else None,
+                "ok": measured <= check.limit,
+                "reason": reason,
+                "seconds": round(time.perf_counter() - started, 1),
+            }
+            rows.append(row)
+            if not args.json:
+                print(_line(row), flush=True)
+    ok = all(row["ok"] for row in rows)
+    if ok and not args.only:
+        contract.passed().parent.mkdir(parents=True, exist_ok=True)
+        contract.passed().touch()
+    installed = {name: versions()[name] for name in SHOWN if name in versions()}
+    machine = hardware()
+    device = machine.get("gpu") or f"CPU, {machine['threads']} threads"
+    deviate = sum(not row["ok"] for row in rows)
+    text = [*found, f"{', '.join(map(' '.join, installed.items()))}; {device}"]
+    text.append(f"not ok: {deviate} of {len(rows)} checks deviate" if deviate else "ok: as TRL and transformers")
+    answer = {"ok": ok, "checks": rows, "untested": found, "versions": installed, "machine": machine}
+    return Answer(answer, "\n".join(text), ok)
+
+
+def _line(row: dict[str, Any]) -> str:
+    measured = "-" if row["measured"] is None else f"{row['measured']:.2g}"
+    columns = f"{row['what']:<36} {row['expected']:<24} {measured:>8}, at most {row['limit']:<6.3g}"
+    return f"{columns} {'ok' if row['ok'] else 'NOT OK':<6} {row['seconds']:4.1f} s  {row['reason']}".rstrip()
