@@ -7,11 +7,14 @@ from grpo_math.settings import adapter, data, evaluation, loss, rewards, run, up
 TOPICS = (data, rewards, loss, update, vllm, evaluation, adapter, run)
 
 
+# A dataclass has the fields of its last base first.
+
+
 @dataclass
-class TrainerFields(rewards.Grading, loss.Loss, update.Update, vllm.Vllm):
+class TrainerFields(vllm.Vllm, update.Update, loss.Loss, rewards.Grading):
     """The fields that `MathGRPOConfig` adds to TRL's `GRPOConfig`."""
 
 
 @dataclass
-class ProgramFields(data.Data, rewards.Rewards, evaluation.Evaluation, run.Run):
+class ProgramFields(run.Run, evaluation.Evaluation, rewards.Rewards, data.Data):
     """The fields of a recipe that no class of TRL and no trainer has."""
