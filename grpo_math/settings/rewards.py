@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from grpo_math.settings.declare import Rule, setting
+from grpo_math.settings.trl_types import GRPOConfig
 
 
 @dataclass
@@ -15,7 +16,7 @@ class Rewards:
 
 
 @dataclass
-class Grading:
+class Grading(GRPOConfig):
     """Rewards and grading."""
 
     grade_timeout: float = setting(
