@@ -108,25 +108,44 @@ _LATEX_FRACTION = re.compile(r"\\frac ?\{? ?(\d+?) ?\}? ?\{? ?(\d+) ?\}?")
 _ONE_NUMBER = re.compile(
     r"[-+]? ?(?:(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:[.,]\d+)?|\.\d+)|(?:\d+ )?((\d+) ?/ ?(\d+))) ?%?"
 )
+_IS_CALCULATION = re.compile(_CALCULATION)
 
 
-def in_format_for(gold: str, completion: str, answer_format: str) -> bool:
-    r"""Return True if the completion keeps to the format, with one number if the gold answer is one number.
+def in_format_for(gold: str, completion: str, answer_format: str, answer: str = "") -> bool:
+    r"""Return True if the completion keeps to the format, also with one number if the gold answer is one number.
 
-    The second rule is one of `ONE_NUMBER_FORMATS`: a policy that repeats the calculation in a problem has calculated
-    nothing. ``gold`` is a bare answer.
+    A policy that repeats the calculation in a problem has calculated nothing: `ONE_NUMBER_FORMATS` are met by a number
+    in digits, and tags by no calculation. Behind a number in these formats and in a box may be a unit. ``gold`` is a
+    bare answer, ``answer`` the answer of the completion.
 
-    >>> [in_format_for("24", f"#### {answer}", "gsm8k") for answer in ("$24", "24 apples", "48/2", "4!", "x = 24")]
+    >>> [in_format_for("24", f"#### {a}", "gsm8k", a) for a in ("$24", "24 cm", "24 if it rains", "48/2", "x = 24")]
     [True, True, False, False, False]
-    >>> in_format_for(r"4\sqrt{3}", r"#### 2\sqrt{12}", "gsm8k")
+    >>> in_format_for(r"4\sqrt{3}", r"#### 2\sqrt{12}", "gsm8k", r"2\sqrt{12}")
     True
     """
     if not in_format(completion, answer_format):
         return False
-    answer = completion.rpartition("####")[2].strip()
-    if answer_format not in ONE_NUMBER_FORMATS or answer == gold or answer.isdecimal() or value(gold) is None:
+    if answer_format in ONE_NUMBER_FORMATS:
+        answer = completion.rpartition("####")[2].strip()
+    if answer == gold or answer.isdecimal() or value(gold) is None:
         return True
-    return len(answer) <= QUICK_CHARACTERS and is_one_number(answer, gold)
+    if len(answer) > QUICK_CHARACTERS:
+        return False
+    if answer_format in ONE_NUMBER_FORMATS:
+        return is_one_number(answer, gold) and _has_only_a_unit(answer, gold)
+    return _has_only_a_unit(answer, gold) if answer_format == "boxed" else _IS_CALCULATION.fullmatch(answer) is None
+
+
+def _has_only_a_unit(answer: str, gold: str) -> bool:
+    """Return True if the words behind a number are measures or words of the gold answer: no sentence goes on there.
+
+    >>> [_has_only_a_unit(text, "5 apples") for text in ("5 cm^2", "5 apples", "5 is wrong", "5 dozen", "5 人", "5")]
+    [True, True, False, False, False, True]
+    """
+    plain = clean(answer)
+    bare, unit = units.split(plain)
+    behind = plain[len(bare) :] if unit is not None else re.split(r"\d", plain)[-1]
+    return all(word in gold for word in units.other_words(behind))
 
 
 def is_one_number(answer: str, gold: str) -> bool:

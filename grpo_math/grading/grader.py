@@ -13,7 +13,7 @@ from grpo_math.errors import require_choice
 from grpo_math.grading.equal.compare import compare
 from grpo_math.grading.formats import FORMATS, in_format_for
 from grpo_math.grading.verdict import POLICY, Grade, GradingPolicy, Verdict
-from grpo_math.grading.where import find, gold_answer, with_points
+from grpo_math.grading.where import find, gold_answer, read_for, with_points
 from grpo_math.grading.workers import Job, Progress, shared_pool
 
 ANSWER_CHARACTERS = 500  # of the answer in a Grade
@@ -82,7 +82,9 @@ def grade_batch(
     for job, graded in zip(jobs, shared_pool().run(jobs, timeout, ended) if jobs else [], strict=True):
         blamed = _blamed(job, graded, timeout)
         for row in undecided[job]:
-            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=_is_in_format(job[0], *row[1:]))
+            _, completion, name = row
+            kept = name is None or in_format_for(job[0], completion, name, job[1])
+            done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=kept)
     return [done[row] for row in rows]
 
 
@@ -125,7 +127,7 @@ def _quickly(
             quick = _quick(*row, policy)
         except Exception as error:  # no known text raises; an unknown one must not end the batch
             reason = f"{type(error).__name__} while reading the answer"
-            quick = Grade(Verdict.UNCHECKABLE, None, _is_in_format("", *row[1:]), reason=reason)
+            quick = Grade(Verdict.UNCHECKABLE, None, in_format=False, reason=reason)
         if isinstance(quick, Grade):
             done[row] = quick._replace(seconds=time.perf_counter() - started)
             tell(count[row])
@@ -137,18 +139,14 @@ def _quickly(
 def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
     """Return a grade, or the (gold, answer) that only a worker can compare."""
     expected = gold_answer(gold)
-    kept = _is_in_format(expected, completion, answer_format)
+    extracted = find(completion, answer_format)
+    kept = answer_format is None or in_format_for(expected, completion, answer_format, extracted.text)
     if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
-    extracted = find(completion, answer_format)
     if not extracted.text:
         return Grade(Verdict.NO_ANSWER, None, kept, reason=extracted.how)
-    answer = with_points(expected, extracted.text, completion)
+    answer = with_points(expected, read_for(expected, extracted.text), completion)
     verdict, reason = compare(expected, answer, policy=policy)
     if not isinstance(verdict, Verdict):
         return (expected, answer, *(policy if policy != POLICY else ()))
     return Grade(verdict, extracted.text[:ANSWER_CHARACTERS], kept, reason=reason)
-
-
-def _is_in_format(gold: str, completion: str, answer_format: str | None) -> bool:
-    return answer_format is None or in_format_for(gold, completion, answer_format)

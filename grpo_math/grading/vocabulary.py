@@ -54,7 +54,9 @@ def whole_words(listed: Iterable[str]) -> str:
     for word in sorted(listed, key=len, reverse=True):
         pattern = re.escape(word).replace(r"\ ", r"\s")
         pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
-        patterns.append(pattern + (r"(?![^\W\d_])" if word[-1].isalpha() and word[-1] < _SPACED else ""))
+        # A word of a script with spaces ends here. Its last sign may be a mark, as in Bengali.
+        ends = word[-1] < _SPACED and (word[-1].isalpha() or not word[-1].isascii())
+        patterns.append(pattern + (r"(?![^\W\d_])" if ends else ""))
     return f"(?:{'|'.join(patterns) or '(?!)'})"
 
 
@@ -70,6 +72,11 @@ _JOINT = re.compile(
 # A letter, or a mark of one, in exactly one way: two ways for each letter would be an exponential search.
 _LETTER = rf"(?:[^\W\d_]|(?![^\W\d_]){FOREIGN})"
 _VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
+# "Minus" before a number. English has its own rule (spelled.py).
+_MINUS = re.compile(
+    rf"(?<![\d)}}$])(?<![\d)}}$]\s){START}(?:минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی"
+    r"|מינוס|माइनस|âm|mínusz)\s*(?=\d)"
+)
 _VALUE_BEHIND = re.compile(r"[\d$(A-J]|[a-z]\S? ?=")
 _NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}[A-J]\)?)\s\Z")
 
@@ -90,4 +97,5 @@ def in_english(text: str) -> str:
             return joint.group()
         return f"{'' if before[-1].isspace() else ' '}{'and' if joint['and'] else 'or'} "
 
+    text = _MINUS.sub("-", text)
     return _JOINT.sub(english, text)

@@ -26,7 +26,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from grpo_math.grading.equal.compare import value
+from grpo_math.grading.equal.compare import GOLD_CHOICE, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import CHANGES, measure
 from grpo_math.grading.formats import FORMATS
@@ -51,7 +51,7 @@ _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DO
 _HASHES = re.compile(r"####\s*([^\n]+)")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(
-    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>"
+    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|</?s>|`"
     rf"|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)|\*\*(?={FOREIGN})|\*\*(?<={FOREIGN}\*\*)"
 )
 
@@ -70,7 +70,7 @@ _SIGNS = str.maketrans(
 _UNIT_IN_BRACKETS = re.compile(rf"(?<=\d)\(({FOREIGN}{{1,4}})\)")  # 9×4=36（个）
 _DIGIT = re.compile(r"(?![0-9])\d")
 
-_VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
+_VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞①-⑳]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
 
 _SHORT = re.compile(rf" (?!(?:{'|'.join(CHANGES)})\b)[a-z]{{2,3}}\b")
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.
@@ -87,25 +87,35 @@ _ITEM = re.compile(
     re.DOTALL,
 )
 _NO_PROSE = re.compile(
-    rf"{_FORMULA}|\\(?:text|mathrm|mbox|begin|end|operatorname)\w*\s*\{{[^{{}}]{{0,60}}\}}|\b(?:and|or)\b", re.DOTALL
+    rf"{_FORMULA}|\\(?:text|mathrm|mbox|begin|end|operatorname)\w*\s*\{{[^{{}}]{{0,60}}\}}|\b(?:and|or|sin|cos|tan|ln|log|exp|sqrt)\b",
+    re.DOTALL,
 )
 _PROSE = re.compile(
     rf"(?<![\\A-Za-z])[A-Za-z]{{3,}}(?![A-Za-z(])|(?<!\S)[A-Za-z]{{2}}(?![^\s.,])|{FOREIGN}|[\u00c0-\u024f\u1e00-\u1fff]"
     "|[\u0370-\u03ff]{3}"
 )
-_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A")
-# "(B) 3:45 P.M.", "B, 14/09/2031", and at the start "(C) Friday".
+_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A|[①-⑳]")
+# A choice with its mark, and the text of the option: "(B) 3:45 P.M.", "B, 14/09/2031", "the best option is E) 12 A".
+_CLAUSE = r"(?!(?:is|are|was|because|since|as|so|or|and|not|but|nor)\b|[,;/&|=<>])"
 _CHOICE_WITH_TEXT = re.compile(
-    r"(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z"
-    r"|\A\(?([A-J])[).]\s+(?!(?:is|are|was|because|since|as|so|or|and|not)\b)([^\W\d_]{2}[^()\d]{0,60})\Z"
+    r"(?:\A|\b(?:is|option|choice|answer):? )\(?([A-J])(?:\)|[.:](?=\s))\s*" + _CLAUSE + r"(\S.*)\Z"
+    r"|(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
+    re.DOTALL,
 )
+# The text of an option, or a clause behind "yes" or "no", matters only to a gold answer of that kind.
+_KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)[,.;:!]) +(\S.*)", re.DOTALL)
+_ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
+_QUOTED = re.compile(r"""["“„「『«]((?:[^"”」』»\\\n]|\\.){1,400})["”」』»]""")
+_AFFIRMED = re.compile(r"(?i:yes|no|true|false)[,.;:!] ")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
 _CHOICES = re.compile(rf"{START}(?<![\d(]){_ONE}(?:(?:,? (?:and|or) |[,/] ?){_ONE}(?![A-Za-z\d]))+")
 _IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
 _SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
-_UNIT = re.compile(rf"{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
+_POWER = re.compile(r"[A-Za-zμ]{1,3}\^\{?[23]\}?\.?")
+_UNIT = re.compile(rf" {_POWER.pattern}|{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
 
+_AROUND = " *'\"“”„「」『』«»>,"  # a value: quotes, bold, a quotation, a cell of a table
 LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 _LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
@@ -129,11 +139,18 @@ _CHANGED = re.compile(
     re.IGNORECASE,
 )
 _NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|or|not|but)\b")
-_OR = re.compile(r",? (?:[^\W\d_]+ ){0,3}or ")
+_OR = re.compile(r"[,;]? (?:[^\W\d_]+ ){0,3}(?:or|otherwise|else) ")
 _JOINING = re.compile(
-    r" (?:[a-z]+ )?(?:(?:out )?of|to) (?:[a-z]+ )?|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
+    r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
+    r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
-_NEGATED = re.compile(rf"\s?{either('after')}", re.IGNORECASE)
+_RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
+_PURPOSE = re.compile(
+    r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b"
+)  # the rest describes the value
+_MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # "-5x" goes on: "- 3"
+_NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
+_NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
 _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
@@ -162,6 +179,7 @@ class _Mark(NamedTuple):
 # 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
 # language that writes so.
 _COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![.,]*\d)")
+_INDIAN = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")  # 3,00,000
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![.,]*\d)")
 _COMMA_HABIT = re.compile(
     rf"(?<![\d,])\d+,\d\d(?![\d,])|\d\.\d{{3}}[.,]\d|(?<![^\W\d_]){either('answer', decimal=',')}", re.IGNORECASE
@@ -217,11 +235,28 @@ def with_points(gold: str, answer: str, completion: str) -> str:
     >>> with_points("7", "7,00", "7,00"), with_points("1250", "1.250", "Antwort: 1.250"), with_points("1, 2", "1,2", "")
     ('7.00', '1250', '1,2')
     """
-    written = _GROUPED.search(answer) or _COMMA.search(answer)
-    if not written or value(gold) is None or not _COMMA_HABIT.search(completion):
+    if value(gold) is not None:
+        answer = _INDIAN.sub(lambda number: number.group().replace(",", ""), answer)
+    grouped, comma = _GROUPED.search(answer), _COMMA.search(answer)
+    if not (grouped or comma) or value(gold) is None:
         return answer
-    answer = _GROUPED.sub(lambda number: number.group().replace(".", ""), answer)
+    if grouped and not comma:
+        if not _COMMA_HABIT.search(completion):
+            return answer
+        answer = _GROUPED.sub(lambda number: number.group().replace(".", ""), answer)
     return _COMMA.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", answer)
+
+
+def read_for(gold: str, answer: str) -> str:
+    """Return the value in the text of an option, or behind "Yes, ", if the gold answer is neither a choice nor "yes".
+
+    >>> read_for("B", "(B) it is 12 cm"), read_for("12", "(B) it is 12 cm"), read_for("no", "No, x = 1 is none")
+    ('(B) it is 12 cm', '12 cm', 'No, x = 1 is none')
+    """
+    kind = _KIND.fullmatch(answer)
+    if kind is None or GOLD_CHOICE.match(gold) or _AFFIRMED.match(f"{gold.strip('.')}, "):
+        return answer
+    return _value(kind[1])
 
 
 def without_list(gold: str) -> str:
@@ -371,6 +406,8 @@ def _last_value(text: str) -> str:
 
 def _value_behind(text: str, label: str) -> str:
     """Return the value of the sentence behind a label. A label with a colon may introduce a whole solution."""
+    if quoted := _QUOTED.match(text):  # JSON
+        return _value(quoted[1], behind=True)
     (sentence, _), *later = _sentences(in_english(text))
     if not _COPULA.search(label) and not _values(sentence)[1]:
         return ""  # "The answer to question 3 would be 5"
@@ -395,10 +432,14 @@ def _values(text: str) -> tuple[list[re.Match[str]], bool, bool]:
 def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match[str] | None) -> bool:
     """Return True for a number, a formula with a command, and a choice. "A" may be an article."""
     text = item.group()
+    if text.endswith(":") and before is not None and after is not None and before.group()[0].isupper():
+        return False  # "Step 5: "
+    if before is not None and before.group()[-1].isdigit() and _POWER.fullmatch(text):
+        return False  # of "150 m^2"
     if _CHOICE.fullmatch(text.strip("$")):
         is_name = text != "A" or after is None or _NO_NOUN.match(after.group()) is not None
         return is_name and (before is None or before.group() != "=")
-    return re.search(r"[\dπ¼-¾⅐-⅞]", text) is not None or "\\" in text.partition("$")[2]
+    return re.search(r"[\dπ¼-¾⅐-⅞①-⑳]", text) is not None or "\\" in text.partition("$")[2]
 
 
 def _choice(text: str, item: re.Match[str]) -> str:
@@ -436,13 +477,23 @@ def _value(text: str, behind: bool = False) -> str:
 
     Directly ``behind`` a label the first value is the answer.
     """
-    text = text.strip(" *'").lstrip("}").rstrip(".!" if behind else ".")
+    text = text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else ".")
     text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
-    if not _has_prose(text):
+    if cells := _ROW.fullmatch(text):
+        text = cells[1].strip(_AROUND)
+    if not (_has_prose(text) or (behind and _CHOICE_WITH_TEXT.match(text))):
         return text
     if choice := _CHOICE_WITH_TEXT.search(text):
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
+    if _AFFIRMED.match(text):
+        return text
     values, direct, few = _values(text)
+    if text.endswith("="):  # cut
+        return text
+    if len(values) > 1 and "=" not in text:
+        purposes = (_PURPOSE.search(text, one.end(), two.start()) for one, two in pairwise(values))
+        if purpose := next(filter(None, purposes), None):
+            return _value(text[: purpose.start()], behind)
     if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
         return text if not (values and _CHOICE.fullmatch(values[0].group())) else _choice(text, values[0])
     if not values:
@@ -462,13 +513,15 @@ def _value(text: str, behind: bool = False) -> str:
     value = chosen.group().rstrip(" .,;:!?*")
     if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
         before = values[-2]
-        if _OR.fullmatch(text, before.end(), chosen.start()):
+        if _OR.fullmatch(text, before.end(), chosen.start()) or _RANGE.search(text, 0, chosen.start()):
             return text[before.start() :]
     # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
     changed = _CHANGED.search(text, max(0, chosen.start() - 60), chosen.start())
     if _CHOICE.fullmatch(value) and not changed:
         return _choice(text, chosen)
     start = changed.start() if changed else chosen.start()
+    if equal >= 0 and (more := _MORE.match(text, chosen.end())) and not _NOT.search(text, 0, chosen.start()):
+        return text[start : more.end()]
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
     if unit and not text.isascii() and _SHORT.match(unit.group()) and measure(unit.group()) is None:
         unit = None  # "19 em" in Vietnamese: not a product

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_math.errors import RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS, in_format_for
-from grpo_math.grading.where import gold_answer
+from grpo_math.grading.where import find, gold_answer
 
 Completion = str | list[dict[str, Any]]
 # The arguments and the result of a reward function: one of each for each completion.
@@ -132,7 +132,10 @@ def in_requested_format(completions: Completions, columns: dict[str, Any]) -> li
     known = any(columns.get(name) is not None for name in GOLD_COLUMNS)
     gold_answers = read_gold_answers("", columns) if known else [""] * len(completions)
     texts = in_formats(completions, columns)
-    return [in_format_for(gold_answer(gold), text, f) for gold, (text, f) in zip(gold_answers, texts, strict=True)]
+    return [
+        in_format_for(gold_answer(gold), text, name, find(text, name).text)
+        for gold, (text, name) in zip(gold_answers, texts, strict=True)
+    ]
 
 
 def completion_lengths(completions: Completions, columns: dict[str, Any]) -> list[int]:

@@ -8,7 +8,7 @@ from grpo_math.rewards import REWARDS
 
 ONE_NUMBER = [
     *(("50", text) for text in ("50", "$50", "50 dollars", r"\$50", "50.", "50.0", "50,00", "**50**", "$50$", "+50")),
-    *(("50", text) for text in ("50 red apples", r"50\text{ cm}", "50%", "५०", "５０", "50 for both weeks.")),
+    *(("50", text) for text in ("50 euros per hour", r"50\text{ cm}", "50%", "५०", "５０", "50 cm^2")),
     *(("1500", text) for text in ("1,500", "1 500", r"1{,}500", r"\$1,500.00", "1,500 USD")),
     *(("-3.5", text) for text in ("-3.5", "−3.5", "-7/2", r"-\frac{7}{2}", r"-3\frac{1}{2}", "-3 1/2 cm", "-350%")),
     *((r"\frac{2}{4}", text) for text in (r"\frac{2}{4}", r"\dfrac24", "2/4", "1/2", ".5", r"50\%", "½")),
@@ -49,8 +49,22 @@ def test_with_any_other_gold_answer_only_a_calculation_of_numbers_is_outside_the
     assert in_format_for(gold, f"#### {answer}", "gsm8k") is met
 
 
-def test_other_formats_may_contain_a_calculation():
-    assert in_format_for("50", r"So \boxed{24 + 26}.", "boxed")
+GOES_ON = [
+    *("red apples", "for both weeks.", "dozen", "if it rains", "minimum", "is wrong", "doubled", "in hex", "per cow"),
+    *("ist falsch", "неверно", "的平方", "の二乗", "ভুল", "wenn gerade", "книг", "er galt", "খাতা"),
+]
+
+
+@pytest.mark.parametrize("text", GOES_ON)
+def test_no_sentence_goes_on_behind_one_number(text):
+    for name, completion in (("gsm8k", f"So.\n#### 50 {text}"), ("boxed", rf"So \boxed{{50\text{{ {text}}}}}.")):
+        assert not grade_batch(["50"], [completion], answer_format=name)[0].in_format
+        assert grade_batch([f"50 {text}"], [completion], answer_format=name)[0].in_format
+
+
+def test_a_box_may_contain_a_calculation_and_a_tag_may_not():
+    texts = {"boxed": r"So \boxed{24 + 26}.", "r1_zero": "So.</think> <answer>24 + 26</answer>"}
+    assert [grade_batch(["50"], [texts[name]], answer_format=name)[0].in_format for name in texts] == [True, False]
 
 
 def test_the_grade_and_the_rewards_know_the_gold_answer_and_refuse_a_calculation():

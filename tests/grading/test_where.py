@@ -129,7 +129,7 @@ RULES = {
         ("The answer is A, not B.", "A"),
         ("A triangle has 3 sides, so C.", "C"),
         ("There are 41 or 42.", "41 or 42"),
-        ("Answer: B. A or C would be too small.", "B"),
+        ("Answer: B. A or C would be too small.", "(B) A or C would be too small"),
     ],
     "a choice with a negation": [
         ("The answer is not B.", "not B"),

@@ -84,6 +84,8 @@ SPELLINGS = [
         # Braces around a whole answer. {1, 2} and {x | x > 1} are sets.
         (rf"\A\{{((?![^,]*,(?!.*\\cup)|.*(?:[|:]|\\mid)){_INSIDE})\}}\Z", r"\1"),
         (r",\\!\s*", ","),
+        (r"\\\*", "*"),  # Markdown
+        (r"\{:\}", ":"),
         (r"\\!", ""),
         (r"(?<=\d)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
         (r"(?<=\d)\{,\}(?=\d)", "."),  # 2{,}5
@@ -181,6 +183,8 @@ FORMS = [
         (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
+        (r"\A(\d+)\s*(?:\\text\s*\{\s*)?(?:R|r\.|[Rr]emainder)\s*\}?\s*(\d+)\Z", r"\1 remainder \2"),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ""),
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
             r"\\frac\s*\{(?:\\text\s*\{)?\s*([cdkm]?m|mi|miles?|g|kg)\s*\}{1,2}\s*\{(?:\\text\s*\{)?\s*(h|hr|hour|s|min|L|m|cm)\s*\}{1,2}",

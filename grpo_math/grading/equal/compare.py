@@ -25,10 +25,12 @@ from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Percent, Tree
 from grpo_math.grading.equal.units import Unit
-from grpo_math.grading.equal.words import TEXT, beyond, for_math_verify, same_words
+from grpo_math.grading.equal.words import BEYOND, TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 from grpo_math.grading.vocabulary import either
 
+# Notation of a quantity that a problem asks for: an integral, a limit, an expectation, dots.
+QUANTITY = re.compile(rf"{BEYOND.pattern}|\\mathbb|\\[lc]?dots(?![A-Za-z])|\.\.\.|\][_^]")
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
@@ -37,7 +39,7 @@ LABEL = re.compile(
     r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([A-Za-z]\))?"
     r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
     r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?(?:\d|\\frac|\\sqrt))|\\(?:lim|max|min|sup|inf)(?:_(?:\{[^{}=]*\}|\w))?\s*[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([^()=<>]{1,24}\))?|\|?[A-Z](?:\s*\\c[au]p\s*[A-Z])+\|?|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
-    r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
+    r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([a-z\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
     r"|\\sum_(?:[a-z]|\{[^{}]*\})(?:\^(?:\w|\{\w+\}))?\s*[a-z]_\{?\w\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h](?:\([a-z]\)\s*d[a-z])?|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|f\(\d\)(?:[+-]f\(\d\))+"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
@@ -101,6 +103,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
         return Verdict.NO_ANSWER, "the answer is empty"
     if _spaceless(gold) == _spaceless(answer):
         return Verdict.CORRECT, "same text"
+    if not beyond(gold):
+        answer = _without_quantity(answer)
     if GOLD_CHOICE.match(gold) is None:
         answer = CHOICE.sub("", answer)  # the text of a choice
     decided = same_words(gold, answer, compare)
@@ -161,6 +165,22 @@ def _fast_number(text: str) -> tuple[Fraction, bool] | None:
     whole = whole.replace(",", "")
     number = Fraction(int(whole)) if decimals is None else Fraction(whole + decimals)
     return (-number if sign else number), percent is not None
+
+
+def _without_quantity(text: str) -> str:
+    r"""Return the value behind a requested quantity that our grammar cannot read. The others are members of a chain.
+
+    >>> _without_quantity(r"\int_0^1 x \,dx = \frac{1}{2}"), _without_quantity("24 + 26 = 50")
+    ('\\frac{1}{2}', '24 + 26 = 50')
+    """
+    depth, start = 0, 0
+    for sign in re.finditer("[{}=]", text) if QUANTITY.search(text) else ():
+        depth += {"{": 1, "}": -1}.get(sign.group(), 0)
+        if sign.group() == "=" and depth == 0:
+            if not QUANTITY.search(text, start, sign.start()):
+                break
+            start = sign.end()
+    return text[start:].strip()
 
 
 def _spaceless(text: str) -> str:

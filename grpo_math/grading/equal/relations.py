@@ -114,7 +114,8 @@ def _unsolved(tree: Tree) -> bool:
         return False
     with_number = isinstance(tree, Product | Sum) and any(isinstance(part, Number) for part in tree.parts)
     if (with_number and has_names(tree)) or has_loose_names(tree):
-        return len(names(tree)) == 1 or contains(tree, Matrix) or _has_numbers(tree)
+        unknowns = isinstance(tree, Sum) and all(map(has_names, tree.parts))  # a problem may ask for 24x - 14y
+        return len(names(tree)) == 1 or contains(tree, Matrix) or (_has_numbers(tree) and not unknowns)
     calls = [node for node in walk(tree) if isinstance(node, Call)] if len(names(tree)) == 1 else []
     return any(call.name == "sqrt" or (call.name not in ANGLES and _has_numbers(*call.parts)) for call in calls)
 

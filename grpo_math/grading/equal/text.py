@@ -10,7 +10,7 @@ import re
 
 MAX_CHARACTERS = 2_000  # of a text that is read; gold answers of GSM8K and MATH have at most 159
 DOLLAR = re.compile(r"(?<!\\)\\\$")  # an escaped one is money
-EDGE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + '`"“”'
+EDGE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + '`"“”„«»「」『』'
 STOPS = ".,;:?。"
 PAIRS = (("**", "**"), ("__", "__"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("'", "'"))
 

@@ -73,7 +73,8 @@ _TOKEN = re.compile(
     rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°¢£¥₠-₿$元]|(?![一-鿿]*(?:[万萬亿億百半倍或和不非余]|千(?![克米瓦])|分[之の]|以[上下内外]))[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
-_MONEY = re.compile(r"(-?)\s*(?:US|CA|AU|R)?\s*\\?([$£¥₠-₿]|USD|EUR|GBP|JPY|INR|R[sp]\.?)\s*(?=-?[\d.\\({])")
+_CODES = "|".join(name for name in _TABLE if re.fullmatch("[A-Z]{3}", name))
+_MONEY = re.compile(rf"(-?)\s*(?:[A-Z]{{1,2}}(?=\s?\\?\$))?\s*\\?([$£¥₠-₿]|{_CODES}|R[sp]\.?)\s*(?=-?[\d.\\({{])")
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
@@ -110,15 +111,13 @@ def measure(text: str) -> Unit | None:
     >>> measure("square inches"), measure("miles per hour"), measure("more students"), measure("or so")
     ({'in': 2}, {'mile': 1, 'h': -1}, {}, None)
     """
-    inside = "\\text" in text
-    text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\\mu\s*", "μ", text).replace("\\Omega", "Ω")
+    inside, text = "\\text" in text, _plain(text)
     unit: Unit = {}
     sign, power, last, written = 1, 1, "", ""
     tokens = list(_TOKEN.finditer(text))
     if (
         not tokens
-        or any(token[3] and _AFTER.match(token[3]) and token[3] not in _TABLE for token in tokens)
+        or any(token[3] and _AFTER.match(text, token.start(3)) and token[3] not in _TABLE for token in tokens)
         or _FILLER.fullmatch(_TOKEN.sub("", text)) is None
     ):
         return None
@@ -145,6 +144,22 @@ def measure(text: str) -> Unit | None:
         else:
             sign, last = 1, ""
     return unit
+
+
+def other_words(text: str) -> list[str]:
+    """Return the words that are not part of a measure, in a text behind a value. A dozen is a multiplier.
+
+    >>> other_words("square inches per hour"), other_words(r"\\text{ dozen apples}"), other_words("°C")
+    ([], ['dozen', 'apples'], [])
+    """
+    words = (token[3] for token in _TOKEN.finditer(_plain(text)) if token[3] and token[3][0].isalpha())
+    return [word for word in words if word.lower() not in (*_POWERS, *"cf", "per") and _named(word) in (None, "dozen")]
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"/ ?\(([^()/]*)\)", r"/\1", text)  # m/(min^2)
+    return re.sub(r"\\mu\s*", "μ", text).replace("\\Omega", "Ω")
 
 
 def _is_noun(word: str | None) -> bool:

@@ -47,15 +47,16 @@ LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
 )
-BESIDE = re.compile(
-    r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc)\b|[,;/&|=<>]|.*(?:\([A-Ja-j]\)|(?-i:(?:\b|\d|\\[a-z]+)[A-J]+(?![A-Za-z\d]))|\b(?:not|but|except|wrong|incorrect|false|or)\b)",
-    re.I,
-)
+# Behind a choice: what joins or denies it, or a second choice with a mark of its own. Other text is that of the option.
+_JOINED = r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc|to [A-J])\b|[,;/&|=<>]|[A-HJ]\s*(?:[,/&]|\Z)|\\[a-z]+[A-J]"
+_SECOND = r"(?<![\w(])(?:\(?[A-J]\)|[A-J][.:]\s)|\b(?:or|not|except) \(?[A-J]\)?\W*\Z|\ball but\b"
+_LETTERS = r"(?!.*[a-z]{3}).*\b(?!I+\b)[A-J]{2,}\W*\Z"  # no option has them alone
+BESIDE = re.compile(rf"{_JOINED}|.*?(?:{_SECOND})|{_LETTERS}")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
-AFFIRMED = re.compile(
-    r"(?:(yes|true)(?:[,.;] (?!.*\b(?:no|false|or|not)\b).*)?|(no|false)(?:[,.;] (?!.*\b(?:yes|true|or)\b).*)?)"
-)
+# "Yes, y = 0 is a solution": the clause does not say the opposite.
+YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|\}?[,.;:!](?!.*\b(?:no|false|or|not)\b))", re.IGNORECASE)
+NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|\}?[,.;:!](?!.*\b(?:yes|true|or)\b))", re.IGNORECASE)
 SAME_WORDS = {
     **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
     **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
@@ -110,6 +111,8 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
         same = _same_time(gold_time, answer_time)
         if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
             return compared(same)
+    if answer_time and plain_gold.isdigit() and not any(answer_time[1:3]):  # 2:00 for 2
+        return compared(answer_time[0] == int(plain_gold))
     gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
     if gold_date is not None and answer_date is not None:
         return compared(_date(gold_date) == _date(answer_date))
@@ -139,7 +142,7 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    same = _words(plain_gold) == _words(plain_answer) != ""
+    same = _words(plain_gold) == _words(plain_answer) != "" or _listed(plain_gold) == _listed(plain_answer)
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     return EQUAL if same else UNDECIDED
@@ -147,6 +150,10 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
 
 def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .")
+
+
+def _listed(text: str) -> str:
+    return re.sub(r",? and ", ", ", text)
 
 
 Time = tuple[int, int, int, str, str]
@@ -201,11 +208,11 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 def _words(text: str) -> str:
     """Return a text of words, or a set that words can name, in a normal form, or "" for other mathematics."""
+    if YES.match(text) or NO.match(text):
+        return "yes" if YES.match(text) else "no"
     if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*1?2?", text):
         return SAME_WORDS.get(text.replace(" ", ""), "")
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
-    if affirmed := AFFIRMED.fullmatch(words):
-        return "yes" if affirmed[1] else "no"
     words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words))
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
