@@ -44,10 +44,6 @@ class Evaluation:
     path: str | None = None
 
     @property
-    def model(self) -> str | None:
-        return self.settings.get("model")
-
-    @property
     def data(self) -> str | None:
         return self.settings.get("data")
 

@@ -2,23 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Protocol
 
 from grpo_math.errors import escaped
 from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.paired import Comparison
+from grpo_math.evaluation.probe_results import EqualTokens, Seeds
+from grpo_math.evaluation.stats import PairedDifference
 from grpo_math.evaluation.summary import Share
 from grpo_math.run.metrics import CATEGORIES
 
-
-class Difference(Protocol):
-    """A difference of two accuracies, with its interval."""
-
-    @property
-    def difference(self) -> float: ...
-
-    @property
-    def ci95(self) -> Sequence[float]: ...
+Difference = PairedDifference | EqualTokens | Seeds
 
 
 def metrics_table(evaluation: Evaluation) -> str:

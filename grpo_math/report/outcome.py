@@ -1,7 +1,6 @@
 """What the evaluations of a run say: before and after compared, the findings, the meaning, the other data sets."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
@@ -14,39 +13,25 @@ from grpo_math.report.run_dir import History, RunDir
 from grpo_math.run import metrics
 
 
-class SetRow(NamedTuple):
-    """The evaluations of a run on one data set, and their comparison, if they can be compared."""
-
-    data: str | None
-    n: int
-    before: Evaluation | None
-    after: Evaluation | None
-    comparison: Comparison | None
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What the files of a run say together. ``history`` has the evaluations as its first and last lines.
 
-    ``meaning`` are the lines of "What this number means", if there is a number. ``sets`` has a row for each data set,
-    if the run was evaluated on several.
+    ``meaning`` are the lines of "What this number means", if there is a number. ``sets`` has the evaluations of each
+    data set with their comparison, if the run was evaluated on several.
     """
 
     comparison: Comparison | None
     history: History
     findings: list[Finding]
     meaning: list[Line]
-    sets: list[SetRow]
+    sets: list[tuple[Evaluation | None, Evaluation | None, Comparison | None]]
 
 
 def outcome(run: RunDir) -> Outcome:
     """Compare and diagnose a run. Evaluations that cannot be compared become a note of the run."""
-    comparison = None
-    try:
-        comparison = _compared(run.before, run.after)
-    except ResultsError as error:
-        shares = [f"{evaluation.summary.accuracy.value:.1%}" for evaluation in run.sides.values()]
-        run.notes.append(f"accuracy {' before and '.join(shares)} after training are not compared: {error}")
+    shares = [f"{evaluation.summary.accuracy.value:.1%}" for evaluation in run.sides.values()]
+    comparison = _compared(run, run.before, run.after, f"accuracy {' before and '.join(shares)} after training")
     # Two points that cannot be compared would look like the effect of training, so neither is drawn.
     before, after = (run.before, run.after) if comparison else (None if run.after else run.before, None)
     last = run.finished or (int(run.history[-1][metrics.STEP]) if run.history else 1)
@@ -58,7 +43,10 @@ def outcome(run: RunDir) -> Outcome:
         history,
         findings=[*probe_findings(run.probe), *diagnose(history, run.config, checkpoints)],
         meaning=meaning(run.after.data, comparison, run.probe, run.seeds) if run.after else [],
-        sets=_set_rows(run),
+        sets=[
+            (before, after, _compared(run, before, after, f"base and trained model on {after and after.data}"))
+            for before, after in run.sets
+        ],
     )
 
 
@@ -68,18 +56,10 @@ def probe_findings(probe: Probe | None) -> list[Finding]:
     return [Finding("warning", memory.finding, memory.remedy, "known_by_heart")] if memory and memory.finding else []
 
 
-def _compared(before: Evaluation | None, after: Evaluation | None) -> Comparison | None:
-    """Return the comparison of two evaluations; None if one is missing. Raises `ResultsError`."""
-    return compare(before, after) if before and after else None
-
-
-def _set_rows(run: RunDir) -> list[SetRow]:
-    rows = []
-    for before, after in run.sets:
-        comparison, (one, *_) = None, [side for side in (after, before) if side]
-        try:
-            comparison = _compared(before, after)
-        except ResultsError as error:
-            run.notes.append(f"base and trained model on {one.data} are not compared: {error}")
-        rows.append(SetRow(one.data, one.summary.n, before, after, comparison))
-    return rows
+def _compared(run: RunDir, before: Evaluation | None, after: Evaluation | None, what: str) -> Comparison | None:
+    """Return the comparison of two evaluations. If they cannot be compared, add a note that names ``what``."""
+    try:
+        return compare(before, after) if before and after else None
+    except ResultsError as error:
+        run.notes.append(f"{what} are not compared: {error}")
+        return None

@@ -54,8 +54,8 @@ class RunDir:
     @property
     def model(self) -> str:
         """Return the name of the model: its name on the Hub, or that of its folder."""
-        evaluation = self.after or self.before
-        name = str(self.config.get("model_name_or_path") or (evaluation and evaluation.model) or "unknown")
+        evaluated = [side.settings.get("model") for side in (self.after, self.before) if side]
+        name = str(next(filter(None, (self.config.get("model_name_or_path"), *evaluated)), "unknown"))
         return hub_name(name) or Path(name).name
 
 
