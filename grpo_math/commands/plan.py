@@ -8,18 +8,21 @@ from contextlib import suppress
 from typing import Any
 
 from grpo_math import planner
+from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner.model import shipped_config, stored
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import count_and_gb
 from grpo_math.system.machine import main_memory
-from grpo_math.system.streams import Answer
+from grpo_math.system.streams import Answer, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--config", metavar="RECIPE", required=True, help="a file, or the name of a shipped recipe")
+    add("--config", metavar="RECIPE", help="a file, or the name of a shipped recipe")
+    add("--list_models", action="store_true", help="list the models that need neither network nor measuring")
     add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
     add("--nodes", type=int, metavar="N", help="nodes of a SLURM job, with --gpus each: print its sbatch line, too")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
@@ -31,18 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Answer:
     """Plan the memory and the layout of one recipe."""
-    for name in ("gpus", "nodes", "gpu_memory", "cpu_memory", "prompt_tokens"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < 1e6:
-            remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
-            raise ConfigError(name, value, "is out of range", remedy)
+    if args.list_models:
+        names = list(stored("shapes.json"))
+        return Answer({"models": names}, "\n".join(names))
+    recipe = _read_recipe(args)
     card = planner.card_of(args.card) if args.card else None
-    parsed = read(["--config", args.config, *args.fields])
-    for note in parsed.notes:
-        print(f"warning: {note}", file=sys.stderr)
-    for line in parsed.replaced:
-        print(line, file=sys.stderr)
-    recipe = parsed.raise_first_problem().settings
     name = args.accelerate_config
     # A named card need not be in this machine, so the GPUs of this machine do not count.
     gpus = args.gpus or (1 if args.card or args.nodes else None)
@@ -82,6 +78,26 @@ def run(args: argparse.Namespace) -> Answer:
     answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
     answer["extras"] = _extras(recipe.changed(**changes), chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _read_recipe(args: argparse.Namespace) -> RunSettings:
+    """Return the settings to plan. Print the notes about them, and one if the Hub does not answer."""
+    if args.config is None:
+        raise UserError("the following arguments are required: RECIPE: see grpo-math plan --help")
+    for name in ("gpus", "nodes", "gpu_memory", "cpu_memory", "prompt_tokens"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e6:
+            remedy = "describe the hardware, for example --gpus 1 --gpu_memory 24"
+            raise ConfigError(name, value, "is out of range", remedy)
+    parsed = read(["--config", args.config, *args.fields])
+    for note in parsed.notes:
+        print(f"warning: {note}", file=sys.stderr)
+    for line in parsed.replaced:
+        print(line, file=sys.stderr)
+    recipe = parsed.raise_first_problem().settings
+    if not shipped_config(recipe.model_name_or_path) and (note := cache_only([], recipe.model_name_or_path)):
+        say("plan", note)
+    return recipe
 
 
 def _use_of_idle(recipe: RunSettings, configs: Mapping[str, Any], separate: bool, machine: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
@@ -167,8 +167,19 @@ def _request(source: str, config: Json, how: Json | None) -> Json:
 
 def read_config(name: str | None, revision: str = "main", offline: bool = False) -> Json:
     """Return the config.json of a shipped model, of a local folder or of the Hub. Raises `UserError`."""
+    if fields := shipped_config(name):
+        return fields
+    try:
+        return dict(read_json(config_file(name, revision, offline)))
+    except ConfigError as error:
+        remedy = (
+            "a folder with the model's config.json is enough, and plan --list_models names models that need neither"
+        )
+        raise ConfigError(error.field, error.value, error.reason, f"{error.remedy}; {remedy}") from None
+
+
+def shipped_config(name: str | None) -> Json | None:
+    """Return the config.json of a shipped model, or None."""
     # A model and its post-trained form have the same shape.
     base = re.sub("-(Instruct|it|pt|Base)$", "", name or "")
-    if base in stored("shapes.json") and not Path(base).is_dir():
-        return stored("shapes.json")[base]
-    return dict(read_json(config_file(name, revision, offline)))
+    return None if Path(base).is_dir() else stored("shapes.json").get(base)

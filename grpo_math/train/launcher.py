@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import EARLY, START, checks_of_training, warning_lines
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import UserError
@@ -84,6 +85,9 @@ def train(
     settings = parsed.raise_first_problem().settings
     if as_json and not settings.measure:
         raise UserError("--json would be ignored without --measure: leave it out")
+    # The Hub's client would try each name six times, in the plan and in the checks.
+    if note := cache_only([settings.dataset, settings.eval_dataset], settings.model_name_or_path):
+        say("hub", note)
     gpus = gpus_of(settings, count)
     layout, config = choose_layout(settings, gpus, accelerate_config)
     used = gpus[: layout.server + layout.policy]

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -379,6 +380,22 @@ def test_a_step_that_grows_with_the_gpus_says_so_and_a_plan_that_fits_has_its_li
     grows = "the step grows with the processes: 64 prompts in place of 8; prompts_per_step: 8 keeps it"
     assert (grows in several["text"], grows in alone["text"]) == (True, False)
     assert printed("gsm8k_8gb --gpus 8 --gpu_memory 24 --prompts_per_step 8")["answer"]["notes"] == []
+
+
+def test_without_a_network_the_hub_is_asked_once_and_the_models_that_need_none_are_listed(
+    tmp_path, capsys, monkeypatch
+):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Mock(side_effect=OSError("offline")))
+    assert main(["plan", "--config", recipe(tmp_path, model_name_or_path="no/such"), *ONE, "24"]) == 2
+    note, error = capsys.readouterr().err.splitlines()
+    assert note.endswith("does not answer in 5 seconds: only files in the Hub's cache are read")
+    assert error.endswith("config.json is enough, and plan --list_models names models that need neither")
+    assert main(["plan", "--list_models"]) == 0
+    assert "Qwen/Qwen2.5-1.5B" in capsys.readouterr().out.splitlines()
 
 
 def test_a_plan_needs_neither_network_nor_torch():
