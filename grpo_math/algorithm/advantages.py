@@ -2,9 +2,9 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is one of `BASELINES`. `pass_at_k` and a user function return the advantages themselves,
-:math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is ``advantage_eps``, and 0 for the scale
-``mean``. docs/algorithms.md lists the papers of these choices.
+The baseline :math:`b` is one of `BASELINES`, or `length_weighted`. The functions of `OF_VERDICTS` and a user function
+return the advantages themselves, :math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is
+``advantage_eps``, and 0 for the scale ``mean``. docs/algorithms.md lists the papers of these choices.
 
 A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
 advantage is 0: it has no gradient.
@@ -43,6 +43,36 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     return means.where((others == 0) | ~_are_equal(rewards, dim=1), rewards)
 
 
+def quantile(rewards: Tensor) -> Tensor:
+    r"""Return the `K`-quantile of the group's graded rewards: the smallest that at least this share does not exceed.
+
+    QAE (arXiv 2509.22611): with rewards of 0 and 1, hard prompts reinforce right completions, and easy ones discourage
+    wrong completions. K is the paper's 0.4.
+
+    >>> quantile(torch.tensor([[1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0, 1.0]]))[:, 0]
+    tensor([0., 1.])
+    """
+    graded = (~rewards.isnan()).sum(dim=1, keepdim=True)
+    # K n may exceed a whole number by rounding.
+    place = (K * graded - 1e-9).ceil().long() - 1
+    # NaN is sorted to the end.
+    return rewards.sort(dim=1).values.gather(1, place.clamp(min=0)).expand_as(rewards)
+
+
+def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:
+    r"""Return the mean of the group's rewards, weighted by the completions' ``lengths``.
+
+    OPO (arXiv 2505.23585): :math:`b = \sum_i l_i r_i / \sum_i l_i` has the least variance if the gradients of tokens
+    are orthogonal and alike.
+
+    >>> length_weighted(torch.tensor([[1.0, 0.0]]), torch.tensor([[30, 10]]))
+    tensor([[0.7500, 0.7500]])
+    """
+    weights = lengths.to(rewards) * ~rewards.isnan()
+    mean = (weights * rewards.nan_to_num()).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+    return mean.expand_as(rewards).where(~_are_equal(rewards, dim=1), rewards)
+
+
 def group_std(rewards: Tensor) -> Tensor:
     """Return the sample deviation (divisor n - 1) of the group's graded completions, as TRL does; NaN for fewer than 2.
 
@@ -79,8 +109,14 @@ def _nanstd(rewards: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     return (deviation.square().nansum(dim=dim, keepdim=True) / (n - 1).clamp(min=0)).sqrt()
 
 
+K = 0.4  # of `quantile`
 Choice = Callable[[Tensor], Tensor]
-BASELINES: dict[str, Choice] = {"group_mean": group_mean, "leave_one_out": leave_one_out, "none": torch.zeros_like}
+BASELINES: dict[str, Choice] = {
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "quantile": quantile,
+    "none": torch.zeros_like,
+}
 # The names are those of TRL's `scale_rewards`.
 SCALES: dict[str, Choice] = {
     "group": group_std,
@@ -116,6 +152,25 @@ def pass_at_k(rewards: Tensor, k: int) -> Tensor:
     return torch.where(rewards == 1, all_wrong, all_wrong - others_wrong) / (all_wrong * (1 - all_wrong)).sqrt()
 
 
+def signed(rewards: Tensor, weight: float) -> Tensor:
+    r"""Return :math:`w r - (1 - r)` for rewards of 1 (right) and 0 (wrong): W-REINFORCE (arXiv 2506.01347).
+
+    With the weight 0, only wrong completions are discouraged: the paper's negative sample reinforcement.
+
+    >>> signed(torch.tensor([[1.0, 0.0]]), 0.1)
+    tensor([[ 0.1000, -1.0000]])
+    """
+    return weight * rewards - (1 - rewards)
+
+
+# Advantages of verdicts, which have no further scale.
+OF_VERDICTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "pass_at_k": pass_at_k,
+    "w_reinforce": lambda rewards, k: signed(rewards, 0.1),
+    "nsr": lambda rewards, k: signed(rewards, 0.0),
+}
+
+
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
     """Return the weighted sum (B,) of rewards (B, F), with weights (F,); NaN if no function returned a number.
 
@@ -134,9 +189,14 @@ def try_function(name: str, group: int) -> None:
 
 
 def advantages(
-    rewards: Tensor, baseline: str = "group_mean", scale: str = "group", eps: float = 1e-4, k: int = 0
+    rewards: Tensor,
+    baseline: str = "group_mean",
+    scale: str = "group",
+    eps: float = 1e-4,
+    k: int = 0,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return the advantages (P, G) of rewards (P, G), computed in float64.
+    """Return the advantages (P, G) of rewards (P, G), computed in float64. ``lengths``: for `length_weighted`.
 
     Special cases: under either mean baseline, a group of equal rewards has advantage 0, exactly. (The mean of equal
     numbers can be off by one bit, which a small ``eps`` makes large.) A group of one has advantage 0, too. An
@@ -147,7 +207,7 @@ def advantages(
     2501.03262; DLER, arXiv 2510.15110). ``batch`` is TRL's, the deviation of the rewards.
 
     Raises `RewardError` for a reward below 0 under ``scale="mean"`` (MaxRL, arXiv 2602.02710), and for one that is not
-    0 or 1 under ``baseline="pass_at_k"``.
+    0 or 1 under a baseline of `OF_VERDICTS`.
 
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
@@ -170,11 +230,11 @@ def advantages(
     exact = rewards.to("cpu", torch.float64)
     if is_user_function(baseline):
         values = tensor_from("baseline", baseline, exact, exact.clone())
-    elif baseline == "pass_at_k":
+    elif baseline in OF_VERDICTS:
         _refuse(exact[~exact.isnan() & (exact != 0) & (exact != 1)], "baseline", baseline, "a reward of 0 or 1")
-        values = pass_at_k(exact, k)
+        values = OF_VERDICTS[baseline](exact, k)
     else:
-        values = exact - BASELINES[baseline](exact)
+        values = exact - (BASELINES[baseline](exact) if lengths is None else length_weighted(exact, lengths))
         if scale == "mean":
             _refuse(exact[exact < 0], "scale_rewards", scale, "rewards of 0 or more")
             eps = 0.0

@@ -27,6 +27,10 @@ READ_BY = {
 }
 
 
+# Baselines that are advantages of verdicts.
+OF_VERDICTS = ("pass_at_k", "w_reinforce", "nsr")
+
+
 def surrogate_and_reduction(surrogate: str, loss_type: str) -> tuple[str, str]:
     """Return the surrogate, and the loss_type that only reduces.
 
@@ -43,9 +47,14 @@ class Loss(GRPOConfig):
 
     baseline: str = setting(
         "group_mean",
-        "The baseline subtracted from a reward: group_mean, leave_one_out, or none. pass_at_k: the advantages of "
-        "pass@k. Or module:function, which turns rewards (P, G) into advantages (P, G).",
-        choices=("group_mean", "leave_one_out", "none", "pass_at_k", "module:function"),
+        "The baseline subtracted from a reward: group_mean, leave_one_out, quantile, length_weighted, or none. "
+        "pass_at_k, w_reinforce, nsr: advantages of verdicts. Or module:function, which turns rewards (P, G) into "
+        "advantages (P, G).",
+        choices=(
+            *("group_mean", "leave_one_out", "quantile", "length_weighted", "none"),
+            *OF_VERDICTS,
+            "module:function",
+        ),
     )
     k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.", ge=2)
     advantage_eps: float = setting(
@@ -123,7 +132,7 @@ RULES = [
     Rule(
         "error",
         "scale_rewards",
-        lambda s: s.scale_rewards == "mean" and s.baseline in ("leave_one_out", "none"),
+        lambda s: s.scale_rewards == "mean" and s.baseline in ("leave_one_out", "quantile", "length_weighted", "none"),
         "(MaxRL) divides by the mean of the group, which baseline={baseline!r} does not subtract",
         "use baseline group_mean",
     ),
@@ -138,11 +147,11 @@ RULES = [
         "scale_rewards multi_objective_aggregation",
         lambda s: (
             (s.scale_rewards != "group" or s.multi_objective_aggregation != "sum_then_normalize")
-            and s.baseline == "pass_at_k"
+            and s.baseline in OF_VERDICTS
         ),
-        "does not work with baseline='pass_at_k', which reads only verdicts and has its own scale",
+        "does not work with baseline={baseline!r}, which reads only verdicts and has its own scale",
     ),
-    Rule("no_effect", "advantage_eps", lambda s: s.baseline == "pass_at_k", "baseline='pass_at_k' has its own scale"),
+    Rule("no_effect", "advantage_eps", lambda s: s.baseline in OF_VERDICTS, "baseline={baseline!r} has its own scale"),
     Rule(
         "error",
         "k",

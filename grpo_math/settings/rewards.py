@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from grpo_math.settings.declare import Rule, setting
+from grpo_math.settings.loss import OF_VERDICTS
 from grpo_math.settings.trl_types import GRPOConfig
 
 
@@ -49,8 +50,8 @@ PROGRAM_RULES = [
     Rule(
         "error",
         "rewards",
-        lambda s: s.baseline == "pass_at_k" and (s.rewards != ["accuracy"] or s.reward_weights not in (None, [1])),
-        "is more than the verdict, and baseline='pass_at_k' needs the verdict only",
+        lambda s: s.baseline in OF_VERDICTS and (s.rewards != ["accuracy"] or s.reward_weights not in (None, [1])),
+        "is more than the verdict, and baseline={baseline!r} needs the verdict only",
         "set rewards: [accuracy], without reward_weights",
     ),
     Rule(

@@ -304,11 +304,16 @@ class RolloutMaker:
         return grouped((row // self.group_size for row in range(len(rows))), rows)[self.local(len(local_rows))]
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
-        """Set the advantages from the rewards."""
+        """Set the advantages from the rewards. All ranks call this."""
         trainer, settings, weights = self.trainer, self.settings, self.trainer.reward_weights.cpu()
         sums = weighted(rollout.rewards, weights).view(-1, self.group_size)
         if trainer.multi_objective_aggregation == "sum_then_normalize":
-            values = advantages(sums, settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
+            lengths = None
+            if settings.baseline == "length_weighted":
+                tokens = loss_mask(rollout.tensors).sum(dim=1)
+                lengths = trainer.accelerator.gather(tokens).cpu().view(sums.shape)
+            options = (settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
+            values = advantages(sums, *options, lengths)
         else:
             values = normalized_sum(rollout.rewards.view(*sums.shape, -1), weights)
         rollout = replace(rollout, advantages=values.flatten())

@@ -54,6 +54,26 @@ BY_HAND = [
         [[5**-0.5, 5**-0.5, -(5**-0.5), -(5**-0.5), 0.0]],
     ),
     ("pass@k of fewer than k", {"baseline": "pass_at_k", "k": 3}, [[1.0, 0.0, NAN]], [[0.0] * 3]),
+    ("W-REINFORCE", {"baseline": "w_reinforce"}, [[1.0, 0.0, NAN]], [[0.1, -1.0, 0.0]]),
+    ("negative samples", {"baseline": "nsr"}, [[1.0, 0.0, NAN]], [[0.0, -1.0, 0.0]]),
+    # 2 of 5 are at most 0; 1 of 4 is at most 0, and 2 of 4 at most 1; of 2 graded ones the first is 0.5 of them
+    (
+        "quantile",
+        {"baseline": "quantile", "scale": "none"},
+        [[1.0, 0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 2.0, 3.0, NAN], [NAN, NAN, NAN, 5.0, 3.0], [NAN] * 5],
+        [[1.0, 0.0, 0.0, 1.0, 1.0], [0.0, -1.0, 1.0, 2.0, 0.0], [0.0, 0.0, 0.0, 2.0, 0.0], [0.0] * 5],
+    ),
+    # (30 * 1 + 10 * 0) / 40; an ungraded completion has no weight; equal rewards; no token at all
+    (
+        "by length",
+        {
+            "baseline": "length_weighted",
+            "scale": "none",
+            "lengths": torch.tensor([[30, 10, 0], [30, 10, 99], [3, 5, 7], [0, 0, 0]]),
+        },
+        [[1.0, 0.0, 4.0], [1.0, 0.0, NAN], [0.7, 0.7, 0.7], [1.0, 0.0, 1.0]],
+        [[0.25, -0.75, 3.25], [0.25, -0.75, 0.0], [0.0] * 3, [0.0] * 3],
+    ),
     # Without a deviation to divide by: a group that is all right would otherwise have the advantage 1 / eps.
     ("raw, all equal", {"baseline": "none"}, [[1.0] * 4], [[1.0] * 4]),
     ("raw, alone", {"baseline": "none", "scale": "batch"}, [[2.0]], [[2.0]]),
@@ -135,6 +155,7 @@ def test_an_own_advantage_is_tried_with_a_missing_reward():
             0.5,
             r"baseline='pass_at_k' needs a reward of 0 or 1, and a reward is 0\.5",
         ),
+        ({"baseline": "nsr"}, 2.0, r"baseline='nsr' needs a reward of 0 or 1, and a reward is 2"),
     ],
 )
 def test_a_reward_that_a_formula_does_not_cover_is_one_line(options, reward, line):

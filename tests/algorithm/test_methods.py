@@ -53,7 +53,25 @@ def pass_at_4(r):
     return torch.stack([torch.stack([score.mean() for score in of_each]), torch.zeros(G, dtype=torch.float64)])
 
 
+def by_length(r):
+    """OPO: the baseline is the mean reward of a token."""
+    lengths = LENGTHS.view(P, G)
+    means = [sum(n * x for n, x in zip(ns, xs, strict=True)) / sum(ns) for ns, xs in zip(lengths, r, strict=True)]
+    return r - torch.stack(means)[:, None]
+
+
+def over_quantile(r):
+    """QAE: 0 for a prompt of which at most 0.6 are right, else 1."""
+    quantile = (mean(r) > 1 - 0.4).double()
+    return (r - quantile) / r.std(dim=1, keepdim=True)
+
+
 ADVANTAGES = {
+    "w_reinforce": lambda r: 0.1 * r - (1 - r),
+    "nsr": lambda r: r - 1,
+    "opo": by_length,
+    "qae": over_quantile,
+    "raft_pp": lambda r: (r == 1).double(),
     **dict.fromkeys(("dr_grpo", "dppo", "dppo_kl"), lambda r: r - mean(r)),
     "rloo": lambda r: r - (r.sum(dim=1, keepdim=True) - r) / (G - 1),
     "no_baseline": lambda r: r,
@@ -145,8 +163,8 @@ def higher(c, a):
 
 # The loss of the tokens of one completion. The others have PPO's clip at 0.2.
 LOSSES = {
-    **dict.fromkeys(("dapo", "justrl", "dler"), higher),
-    **dict.fromkeys(("rloo", "no_baseline", "reinforce_with_baseline"), lambda c, a: -a * c["now"]),
+    **dict.fromkeys(("dapo", "justrl", "dler", "qae"), higher),
+    **dict.fromkeys(("rloo", "no_baseline", "reinforce_with_baseline", "opo"), lambda c, a: -a * c["now"]),
     "gspo": lambda c, a: by_sequence(c, a, 3e-4, 4e-4),
     **dict.fromkeys(("cispo", "scalerl"), cispo),
     "sapo": sapo,
@@ -190,7 +208,7 @@ def prompt_mean(losses):
 # From the losses of the completions, group after group. The others have a mean over all tokens.
 REDUCED = {
     **dict.fromkeys(("grpo", "gspo", "sapo", "gmpo", "icepop", "off_policy_mask"), completion_mean),
-    **dict.fromkeys(("no_baseline", "reinforce_with_baseline"), completion_mean),
+    **dict.fromkeys(("no_baseline", "reinforce_with_baseline", "raft_pp"), completion_mean),
     **dict.fromkeys(("dr_grpo", "dppo", "dppo_kl"), over_length),
     **dict.fromkeys(("rloo", "luspo"), sequence_sum),
     **dict.fromkeys(("prompt_mean", "cispo", "scalerl"), prompt_mean),
@@ -234,7 +252,8 @@ def of_method(name, ranks, cuts, seed):
     sampler_weights = sampler_ratio((old - sampler) * mask, settings.vllm_importance_sampling_mode, low, high_bound)
     options = (recipe["baseline"], recipe["scale_rewards"], 1e-12, recipe["k"])
     rewards = REWARDS if recipe["rewards"] else torch.zeros_like(REWARDS)
-    values = advantages(rewards, *options).flatten()
+    lengths = LENGTHS.view(P, G) if recipe["baseline"] == "length_weighted" else None
+    values = advantages(rewards, *options, lengths).flatten()
     weights = prompt_weights(LENGTHS, G)[:, None]
     high = None
     if recipe["top_entropy_quantile"] < 1.0:

@@ -387,6 +387,17 @@ def test_gdpo_normalises_each_reward_in_its_group_and_the_sum_over_the_batch(our
     torch.testing.assert_close(torch.tensor(list(table["advantages"])).view(-1, 4), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_opo_weighs_each_reward_by_the_tokens_of_its_completion(ours):
+    trainer = ours(shaped, max_steps=1, **METHODS["opo"]["fields"])
+    with results_of(trainer, "_generate_and_score_completions") as results:
+        trainer.train()
+    lengths = results[0]["completion_mask"].sum(dim=1).view(-1, G)
+    rewards = torch.tensor(list(trainer._logs["rewards"]["shaped"])).view(-1, G)
+    assert len(lengths.unique()) > 1
+    expected = rewards - (lengths * rewards).sum(dim=1, keepdim=True) / lengths.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(results[0]["advantages"].view(-1, G), expected)
+
+
 @pytest.mark.parametrize("masks", [False, True])
 def test_a_stop_token_of_transformers_ends_a_completion_and_its_padding_is_not_trained_on(masks, ours, chars):
     stops = [token for token in range(42, 64) if token not in (49, 57)]  # these are end tokens of the model
