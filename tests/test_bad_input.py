@@ -32,6 +32,7 @@ FILES = {
     "book.ods": "PK\x03\x04",
     "frage.jsonl": '{"Frage": "Was ist 3 + 4?", "Loesung": "7"}',
     "empty.csv": "problem,answer\n",
+    "open.csv": 'gold,prediction\n"7,#### 7\n',
     "runs/demo/config.yaml": "",
 }
 ACCELERATE = ["plan", "--config", "stage.yaml", *GPU, "--accelerate_config"]
@@ -95,6 +96,10 @@ COMMANDS = {
     "a file whose name is misspelt": (["grade", "goood.jsonl"], "did you mean good.jsonl?"),
     "a file whose name has two lines": (["grade", "a\nb"], "a\\nb cannot be read (No such file or directory)"),
     "a file that is not JSON": (["grade", "bad.jsonl"], "bad.jsonl:2: row cannot be read"),
+    "a quote without an end": (
+        ["grade", "open.csv"],
+        "open.csv:2: row cannot be read (unexpected end of data): correct",
+    ),
     "text of a model that is nested deeply": (["grade", "deep.jsonl"], "deep.jsonl:1: row cannot be read (Recursion"),
     "a number of thousands of digits": (["grade", "digits.jsonl"], "digits.jsonl:1: row cannot be read ("),
     "a list for a format": (["grade", "format.jsonl"], "format.jsonl:1: format is ['a']: use one of"),

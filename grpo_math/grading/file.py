@@ -8,7 +8,7 @@ from grpo_math.errors import ConfigError, DataError, cut, require_choice
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.verdict import POLICY, GradingPolicy
-from grpo_math.system.reading import Unreadable, from_json, read_table
+from grpo_math.system.reading import FAULT, Unreadable, from_json, read_table
 
 
 def grade_file(
@@ -44,6 +44,8 @@ def _rows(path: str | Path) -> Iterator[dict[str, Any]]:
             row = from_json(content) if isinstance(content, bytes) else content
         except Unreadable as error:
             raise DataError(path, line, "row", f"cannot be read ({error.reason})", "write one object a line") from None
+        if isinstance(row, dict) and FAULT in row:
+            raise DataError(path, line, "row", row[FAULT], "correct the row")
         missing = {"gold", "prediction"} - set(row if isinstance(row, dict) else ())
         if missing:
             raise DataError(path, line, min(missing), "is missing", "give gold and prediction in each row")
