@@ -1,4 +1,4 @@
-r"""What the rewards pay for completions that know nothing, compared with a right answer.
+r"""Measure what the rewards pay for completions that know nothing, compared with a right answer.
 
 An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
 number of the problem, or no answer. Some repeat a formula of the problem. The others offer k candidates, of which one

@@ -105,8 +105,8 @@ def run(args: Namespace) -> Answer | int:
 
 
 class Requested(NamedTuple):
-    """What the options ask for: the models, and each data set with its problems, samples, temperature and overlap with
-    a training set."""
+    """The options, read: the models, and each data set with its problems, samples, temperature and overlap with a
+    training set."""
 
     run: from_run.RunModels
     split: str

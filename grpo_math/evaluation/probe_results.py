@@ -1,6 +1,6 @@
-"""What the probe and several seeds measure beyond the accuracy, and their files.
+"""The measurements of the probe and of several seeds, and their files.
 
-`grpo-math evaluate --run --probe` measures (probe.py), this file computes, and meaning.py puts it into words.
+`grpo-math evaluate --run --probe` measures (probe.py), this file computes, and meaning.py puts them into words.
 docs/evaluation.md has the formulas and papers.
 """
 

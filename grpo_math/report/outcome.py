@@ -1,4 +1,4 @@
-"""What the evaluations of a run say: before and after compared, the findings, the meaning, the other data sets."""
+"""The outcome of a run: before and after compared, the findings, the meaning, the other data sets."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from grpo_math.run import metrics
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the files of a run say together. ``history`` has the evaluations as its first and last lines.
+    """The conclusions from the files of a run. ``history`` has the evaluations as its first and last lines.
 
     ``meaning`` are the lines of "What this number means", if there is a number. ``sets`` has the evaluations of each
     data set with their comparison, if the run was evaluated on several.
