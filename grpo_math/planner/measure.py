@@ -102,14 +102,15 @@ def moments(model: Any, times: list[int], row: Any, autocast: bool) -> Segments:
     The pass has the first layers of the model only. ``times``: how many layers each of them represents.
     """
     forward, backward = update(model, row, autocast)
-    f, b = ([segment[0] for segment in segments] for segments in (forward, backward))
-    kept = extrapolate(times[:-1], f[:-1])
-    left = -extrapolate(times[::-1], b[1:])
-    # Each layer runs backward as if it were the last of all.
-    tops = [b[0] + left, *[b[1] + left] * len(times), b[-1]]
-    raised = [[now + kept for now in segment] for segment in forward]
-    raised += [[now - segment[0] + top for now in segment] for top, segment in zip(tops, backward, strict=True)]
-    return [[f[-1] + kept], [b[0] + left], *raised]
+    # Live bytes at the start of each segment.
+    before, behind = ([segment[0] for segment in segments] for segments in (forward, backward))
+    # The layers that the model lacks would keep these bytes in the forward pass, and free these in the backward pass.
+    kept, freed = extrapolate(times[:-1], before[:-1]), -extrapolate(times[::-1], behind[1:])
+    # Each layer runs backward as if it were the last layer, when no other layer has freed anything.
+    starts = [behind[0] + freed, *[behind[1] + freed] * len(times), behind[-1]]
+    moved = [[now + kept for now in segment] for segment in forward]
+    moved += [[now - segment[0] + start for now in segment] for start, segment in zip(starts, backward, strict=True)]
+    return [[before[-1] + kept], [behind[0] + freed], *moved]
 
 
 def extrapolate(times: list[int], bytes_at: list[int]) -> int:

@@ -32,7 +32,8 @@ CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils
 COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
 TABLES = read_yaml(Path(__file__).with_name("trl_fields.yaml"))
-THEIRS: dict[str, dict[str, Any]] = TABLES["fields"]
+# The facts about fields of TRL and transformers: by name of the field.
+TRL_FACTS: dict[str, dict[str, Any]] = TABLES["fields"]
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
 logger = logging.getLogger(__name__)
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
@@ -90,7 +91,7 @@ class Field(NamedTuple):
             self.refuse(value, value)
         except ConfigError as error:
             # Limits of this program for a field of TRL may be others in a script. {}: the same limits.
-            is_added = not {*WORDS, "choices"}.isdisjoint(THEIRS.get(self.name, ()))
+            is_added = not {*WORDS, "choices"}.isdisjoint(TRL_FACTS.get(self.name, ()))
             limits = self.facts.get("scripts") if is_added else {}
             if limits == {}:
                 raise
@@ -169,7 +170,7 @@ def _theirs(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
         choices = ast.literal_eval(arguments["choices"])
     # A field without a default has default_factory=list.
     default = ast.literal_eval(arguments["default"]) if "default" in arguments and name not in COMPUTED else []
-    return Field(name, kinds, item, default, {"choices": choices, **THEIRS.get(name, {})})
+    return Field(name, kinds, item, default, {"choices": choices, **TRL_FACTS.get(name, {})})
 
 
 def _kinds(annotation: str) -> tuple[frozenset[str], str | None]:

@@ -35,6 +35,9 @@ THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
 ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
+# The name of a quantity and "=" before its value. In the order of the pattern: a text; words; f(x); P(A), e, i; limits
+# and extrema; sets and their sizes; a function of an angle; deg, det; an inverse or a composition; sums and integrals;
+# an area; f(2) + f(3); AB, an angle, the length of AB, x with a text as its index.
 LABEL = re.compile(
     r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([A-Za-z]\))?"
     r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
@@ -219,8 +222,9 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
                     raise
                 except Unreadable:
                     continue
-                kind = _SIGNS.get(type(tree.operand if isinstance(tree, Negative) else tree))
-                reading = Reading(tree, its_unit or kind or its_unit)
+                sign = _SIGNS.get(type(tree.operand if isinstance(tree, Negative) else tree))
+                # A sign such as % is the unit, unless a unit follows the value.
+                reading = Reading(tree, sign if sign and not its_unit else its_unit)
                 if reading not in results:
                     results.append(reading)
     return tuple(results)
