@@ -85,15 +85,16 @@ class Canary:
         """
         if self.differs(difference):
             self.wake()
-            self.compare(1.0)
+            self.compare(1.0, self.sampler.store.sent)
             self.sampler.sleep()
 
     def check(self, prompts: list[list[int]]) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's. All ranks call this."""
-        self.due = False
+        # The scaled adapter is sent, too, and is not counted in an error.
+        self.due, sync = False, self.sampler.store.sent
         self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
-            self.effect = self.compare(1.0)
+            self.effect = self.compare(1.0, sync)
             self.agreed = 1
             return
 
@@ -101,11 +102,11 @@ class Canary:
         if scale is None:  # no update has changed the adapter yet
             return
         self.sampler.broadcast_adapter(scale)
-        change = self.compare(scale)
+        change = self.compare(scale, sync)
         # The true adapter replaces the scaled one. The second comparison shows that vLLM does not reuse the scaled one,
         # for example from its prefix cache.
         self.sampler.broadcast_adapter()
-        self.effect = self.compare(1.0)
+        self.effect = self.compare(1.0, sync)
         # If the adapter hardly changed the log-probs, the base could have agreed, too: check again after a later sync.
         if change > 2 * self.tolerance:
             self.agreed = 2
@@ -164,8 +165,10 @@ class Canary:
         self.differences.append(difference)
         return self.suspicious > 0 and self.suspicious % 2 == 0
 
-    def compare(self, scale: float) -> float:
+    def compare(self, scale: float, sync: int) -> float:
         """Compare vLLM's log-probs with the trainer's. Return how much the adapter, times ``scale``, changes them.
+
+        ``sync``: the number of the sync, for the error.
 
         All ranks call this.
         """
@@ -180,7 +183,7 @@ class Canary:
             # Not `difference > limit`, which is False for NaN, a log-prob that vLLM could not compute.
             if not difference <= limit:
                 raise UserError(
-                    f"vLLM samples the wrong model: after sync {self.sampler.store.sent} its log-probs are "
+                    f"vLLM samples the wrong model: after sync {sync} its log-probs are "
                     f"{difference:.3f} nats from the trainer's, and at most {limit:.3f} is rounding: check that it "
                     "serves the base that is trained, in the same precision, and that nothing else loads adapters into "
                     "it"

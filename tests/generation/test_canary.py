@@ -35,6 +35,7 @@ class StandIn(Sampler):
 
     def broadcast_adapter(self, scale=1.0):
         self.scales.append(scale)
+        self.store.sent += 1
 
     def gather_completions(self, prompts, n):
         raise NotImplementedError
@@ -91,7 +92,7 @@ def test_a_sampler_with_other_log_probs_ends_the_run_but_rounding_does_not(spoil
 
 def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
     sampler = StandIn(policy)
-    sampler.broadcast_adapter = lambda scale=1.0: None
+    sampler.broadcast_adapter = lambda scale=1.0: setattr(sampler.store, "sent", sampler.store.sent + 1)
     canary = sampler.canary()
     canary.check(PROMPTS)
     sampler.store.sent = 2
@@ -102,7 +103,7 @@ def test_a_sampler_that_never_gets_the_adapter_ends_the_run(policy):
 def test_it_looks_again_after_a_sync_that_showed_too_little(policy):
     sampler = StandIn(policy)
     canary = sampler.canary()
-    canary.agreed, canary.compare = 1, lambda scale: 2 * canary.tolerance
+    canary.agreed, canary.compare = 1, lambda scale, sync: 2 * canary.tolerance
     canary.check(PROMPTS)
     assert canary.agreed == 1
     for parameter in policy.parameters():
