@@ -72,11 +72,11 @@ _JOINT = re.compile(
 # A letter, or a mark of one, in exactly one way: two ways for each letter would be an exponential search.
 _LETTER = rf"(?:[^\W\d_]|(?![^\W\d_]){FOREIGN})"
 _VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
-# "Minus" before a number. English has its own rule (spelled.py).
+# "Minus" before a number: no value and no part of a word is before it. English has its own rule (spelled.py).
 _MINUS = re.compile(
-    rf"(?<![\d)}}$])(?<![\d)}}$]\s){START}(?:минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی"
-    r"|מינוס|माइनस|âm|mínusz)\s*(?=\d)"
+    r"(?:минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی|מינוס|माइनस|âm|mínusz)\s*(?=\d)"
 )
+_NO_MINUS = re.compile(r"(?:[\d)}$]\s?|[^\W\d_\u0e00-\U0010ffff])\Z")
 _VALUE_BEHIND = re.compile(r"[\d$(A-J]|[a-z]\S? ?=")
 _NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}[A-J]\)?)\s\Z")
 
@@ -97,5 +97,7 @@ def in_english(text: str) -> str:
             return joint.group()
         return f"{'' if before[-1].isspace() else ' '}{'and' if joint['and'] else 'or'} "
 
-    text = _MINUS.sub("-", text)
+    text = _MINUS.sub(
+        lambda minus: minus.group() if _NO_MINUS.search(text, max(0, minus.start() - 2), minus.start()) else "-", text
+    )
     return _JOINT.sub(english, text)

@@ -102,6 +102,7 @@ _CHOICE_WITH_TEXT = re.compile(
     r"|(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
     re.DOTALL,
 )
+_MARKED = re.compile(r"[A-J][).:,]")  # for speed
 # The text of an option, or a clause behind "yes" or "no", matters only to a gold answer of that kind.
 _KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)[,.;:!]) +(\S.*)", re.DOTALL)
 _ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
@@ -178,7 +179,7 @@ class _Mark(NamedTuple):
 
 # 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
 # language that writes so.
-_COMMA = re.compile(r"(?<![\d.,(\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![.,]*\d)")
+_COMMA = re.compile(r"(?<![\d.,({\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![.,]*\d)")
 _INDIAN = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")  # 3,00,000
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![.,]*\d)")
 _COMMA_HABIT = re.compile(
@@ -483,7 +484,7 @@ def _value(text: str, behind: bool = False) -> str:
         text = cells[1].strip(_AROUND)
     if not (_has_prose(text) or (behind and _CHOICE_WITH_TEXT.match(text))):
         return text
-    if choice := _CHOICE_WITH_TEXT.search(text):
+    if _MARKED.search(text) and (choice := _CHOICE_WITH_TEXT.search(text)):
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
     if _AFFIRMED.match(text):
         return text
