@@ -5,7 +5,7 @@ memory of an update. Does not cover several processes, tools and images.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,8 @@ from grpo_math.generation.vllm_server import Server
 from grpo_math.grading import grade
 from grpo_math.planner.memory import OUTSIDE
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.trainer.step_cost import UPDATE, measure_steps
+from grpo_math.system.machine import GB
+from grpo_math.trainer.step_cost import UPDATE, Cost, measure_steps
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # A check -> the settings of both trainers. Each reaches another part of TRL's loss or loop.
@@ -71,12 +72,15 @@ UPDATES |= {"max_completion_length": 256}
 
 
 class Check(NamedTuple):
-    """``measure`` returns a number that is at most ``limit`` if all is well. ``expected`` names what is compared."""
+    """``measure`` returns a number that is at most ``limit`` if all is well, and perhaps words about it.
+
+    ``expected`` names what is compared.
+    """
 
     what: str
     expected: str
     limit: float
-    measure: Callable[[], float]
+    measure: Callable[[], float | tuple[float, str]]
 
 
 class CannotTrain(UserError):
@@ -97,7 +101,9 @@ def checks(folder: str, vllm: str | None) -> Iterator[Check]:
     if torch.cuda.is_available():
         medium = save_tiny(f"{folder}/medium", **MEDIUM)
         yield Check("packed scores in bfloat16", "error / TRL's to float32", 1.5, partial(bfloat16_error, medium))
-        yield from update_checks(medium)
+        yield Check("update: seconds", "a share of TRL's", 1, partial(time_share, medium))
+        yield Check("update: memory", "a share of TRL's", 1, partial(memory_share, medium))
+        yield Check("update: peak memory", "a share of the plan's", 1.1, partial(planned_share, medium))
 
 
 def make_trainer(kind: str, model: str, folder: str, **settings: Any) -> Any:
@@ -180,23 +186,38 @@ def wrong_grades() -> float:
 
 def canary(folder: str, url: str) -> float:
     """Return 0 if the server samples with the adapters that it gets. The model is the server's."""
-    served = Server(url).http.ask("/v1/models")["data"][0]["id"]
+    served = Server(url).models()[0]
     server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "lora": True}
     trainer = make_trainer("ours", served, f"{folder}/vllm", max_steps=2, **server)
     trainer.train()
     return float(trainer.vllm_generation.canary.agreed < 1)
 
 
-def update_checks(model: str) -> Iterator[Check]:
-    """Measure an update of TRL's and of ours on the GPU, and yield the comparisons."""
+@cache
+def costs(model: str) -> tuple[Cost, Cost]:
+    """Return what an update of TRL's trainer and of ours takes on the GPU."""
     kwargs = {"min_new_tokens": UPDATES["max_completion_length"]}
     settings = {**STEPS, **UPDATES, "generation_kwargs": kwargs}
-    trl, ours = (measure_steps(make_trainer(kind, model, f"{model}/{kind}", **settings))[-1][UPDATE] for kind in KINDS)
-    yield Check("update: seconds", f"TRL's {trl.seconds:.3f}", trl.seconds, lambda: ours.seconds)
-    in_mb = [(cost.peak - cost.start) / 2**20 for cost in (trl, ours)]
-    yield Check("update: MB", f"TRL's {in_mb[0]:.0f}", in_mb[0], lambda: in_mb[1])
+    trl, ours = (measure_steps(make_trainer(kind, model, f"{model}/{kind}", **settings))[-1] for kind in KINDS)
+    return trl[UPDATE], ours[UPDATE]
+
+
+def time_share(model: str) -> tuple[float, str]:
+    trl, ours = costs(model)
+    return ours.seconds / trl.seconds, f"{ours.seconds:.3f} s, TRL {trl.seconds:.3f} s"
+
+
+def memory_share(model: str) -> tuple[float, str]:
+    trl, ours = ((cost.peak - cost.start) / 2**20 for cost in costs(model))
+    return ours / max(trl, 1.0), f"{ours:.0f} MB, TRL {trl:.0f} MB"
+
+
+def planned_share(model: str) -> tuple[float, str]:
+    """Return the peak of the tensors of our update as a share of the memory plan's figure."""
     recipe = RunSettings({"model_name_or_path": model, "dtype": "float32", "optim": "sgd", **UPDATES})
-    _, plan = planner.choose(recipe, {"": None}, gpus=1, prompt_tokens=max(map(len, PROMPTS)))
+    size = torch.cuda.get_device_properties(0).total_memory / GB
+    _, plan = planner.choose(recipe, {"": None}, gpus=1, gpu_gb=size, prompt_tokens=max(map(len, PROMPTS)))
     outside = (*OUTSIDE, "fragmentation")
     planned = sum(size for term, size in plan.phases["training"].items() if term not in outside)
-    yield Check("update: peak / plan", f"planned {planned / 2**20:.0f} MB", 1.1, lambda: ours.peak / planned)
+    peak = costs(model)[1].peak
+    return peak / planned, f"{peak / 2**20:.0f} MB, planned {planned / 2**20:.0f} MB"

@@ -42,22 +42,23 @@ def run(args: argparse.Namespace) -> Answer:
         for check in checks(folder, args.vllm):
             if args.only not in check.what or not (trains or "training" not in check.what):
                 continue
-            started, measured, reason = time.perf_counter(), math.inf, ""
+            started, measured, note = time.perf_counter(), math.inf, ""
             try:
                 with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
-                    measured = check.measure()
+                    result = check.measure()
+                measured, note = result if isinstance(result, tuple) else (result, "")
             except CannotTrain as error:
-                trains, reason = False, str(error)
+                trains, note = False, str(error)
             # A version that does not fit may raise anything, and the other checks show how much of it works.
             except Exception as error:
-                reason = f"{type(error).__name__}: {first_line(error)}"
+                note = f"{type(error).__name__}: {first_line(error)}"
             row = {
                 "what": check.what,
                 "expected": check.expected,
                 "limit": check.limit,
                 "measured": measured if math.isfinite(measured) else None,
                 "ok": measured <= check.limit,
-                "reason": reason,
+                "note": note,
                 "seconds": round(time.perf_counter() - started, 1),
             }
             rows.append(row)
@@ -80,4 +81,4 @@ def run(args: argparse.Namespace) -> Answer:
 def _line(row: dict[str, Any]) -> str:
     measured = "-" if row["measured"] is None else f"{row['measured']:.2g}"
     columns = f"{row['what']:<36} {row['expected']:<24} {measured:>8}, at most {row['limit']:<6.3g}"
-    return f"{columns} {'ok' if row['ok'] else 'NOT OK':<6} {row['seconds']:4.1f} s  {row['reason']}".rstrip()
+    return f"{columns} {'ok' if row['ok'] else 'NOT OK':<6} {row['seconds']:4.1f} s  {row['note']}".rstrip()

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "GRPO_MATH_PRETENDED_GPU"
-TESTS = ["test_ceilings.py", "test_device.py", "test_training.py"]
+TESTS = ["test_ceilings.py", "test_device.py", "test_selftest.py", "test_training.py"]
 # They look for a GPU's libraries when they are imported, if torch says that there is one.
 BEFORE = ("deepspeed", "bitsandbytes")
 

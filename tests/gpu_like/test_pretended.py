@@ -14,8 +14,6 @@ from gpu_like import device
 ROOT = Path(__file__).parents[2]
 REHEARSED = [
     "tests/gpu/test_update.py::test_the_gradient_is_that_of_trl[float32-16-gsm8k]",
-    "tests/gpu/test_update.py::test_a_gradient_in_bfloat16_is_as_near_to_float32_as_that_of_trl[16]",
-    "tests/gpu/test_update.py::test_a_run_that_goes_on_from_a_checkpoint_ends_as_one_that_was_not_stopped[lora]",
     "tests/gpu/test_memory.py::test_a_measurement_agrees_with_the_plan_of_each_phase[lora]",
     "tests/gpu/test_card.py",
     "tests/gpu/test_profile.py::test_an_update_waits_for_the_gpu_as_rarely_as_on_the_pretended_one[16]",
