@@ -12,7 +12,8 @@ grading_pairs_earlier.jsonl are answers that an earlier grader decided wrongly, 
 spellings. grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH, drawn at random. A program rewrote each
 in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty further languages,
 ten of which vocabulary.json lacks. Each row of grading_tongues_2.jsonl was decided wrongly once:
-several answers, negated choices, and units, decimals and intervals as other languages write them.
+several answers, negated choices, and units, decimals and intervals as other languages write them. grading_kinds.jsonl
+has kinds of version 17: the text of an option, "Yes, ...", a quantity with its value, quotes, a sentence that goes on.
 """
 
 import json
@@ -67,7 +68,7 @@ def test_of_large_sets_at_most_3_in_1000_wrong_are_paid_and_5_in_1000_right_are_
     assert "earlier" not in name or not rows[True, False] + rows[False, True]
 
 
-@pytest.mark.parametrize("name", ["grading_tongues.jsonl", "grading_tongues_2.jsonl"])
+@pytest.mark.parametrize("name", ["grading_tongues.jsonl", "grading_tongues_2.jsonl", "grading_kinds.jsonl"])
 def test_an_answer_is_found_in_every_language_and_a_closing_that_contradicts_the_sum_is_the_answer(name):
     rows = graded(name)
     assert not rows[True, False] + rows[False, True]
