@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from grpo_math.checks.check_services import cache_only
@@ -124,7 +125,10 @@ def _launch(
             # Server and training inherit the key from this process.
             make_key()
             port = choose_port(settings.stated("vllm_server_port"), 0)
-            log = Path(settings.output_dir or "trainer_output") / "vllm_server.log"
+            folder = settings.output_dir or "trainer_output"
+            if settings.keeps_nothing:
+                folder = stack.enter_context(TemporaryDirectory())
+            log = Path(folder) / "vllm_server.log"
             server = ServerProcess(*server_start(settings, layout, used[: layout.server], port), log)
             stack.callback(server.stop)
             server.wait(settings.stated("vllm_server_timeout") or STARTUP)
