@@ -115,6 +115,7 @@ class RolloutMaker:
         queue: "RolloutQueue",
         tools: ToolLoop | None,
         canary: Canary | None,
+        tokenizer: Any,
     ) -> None:
         self.trainer = trainer
         self.settings = settings
@@ -123,11 +124,12 @@ class RolloutMaker:
         self.queue = queue
         self.tools = tools
         self.canary = canary
+        self.tokenizer = tokenizer
         self.draft = RolloutInProgress()
 
     @property
     def stops(self) -> StopConditions:
-        trainer, tokenizer = self.trainer, self.trainer._tokenizer
+        trainer, tokenizer = self.trainer, self.tokenizer
         ends = (*trainer.eos_token_ids, tokenizer.pad_token_id)
         return StopConditions(tokenizer, request_from(vars(trainer.args)), ends)
 

@@ -37,11 +37,18 @@ class RolloutQueue:
     """Chooses the problems of a trainer's rollouts.
 
     ``sampler``: TRL's, of the current run. ``prefetch``: samples the next batch with
-    ``staleness``; None on other ranks than the first.
+    ``staleness``; None on other ranks than the first. ``step`` returns the number of the training
+    step; ``tokenize`` is TRL's.
     """
 
     def __init__(
-        self, trainer: "TrlTrainer", settings: "MathGRPOConfig", ranks: Ranks, prefetch: Prefetch | None
+        self,
+        trainer: "TrlTrainer",
+        settings: "MathGRPOConfig",
+        ranks: Ranks,
+        prefetch: Prefetch | None,
+        step: Callable[[], int],
+        tokenize: Callable[[list[Any]], Any],
     ) -> None:
         self.trainer = trainer
         self.sampler: Any = None
@@ -51,6 +58,8 @@ class RolloutQueue:
                 settings.resample_groups, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks
             )
         self.prefetch = prefetch
+        self.step = step
+        self.tokenize = tokenize
         if settings.staleness:
             self._refuse_unknown_requests()
 
@@ -109,13 +118,13 @@ class RolloutQueue:
         batches = self.sampler.num_samples // size  # per epoch
         # Training steps, not optimizer steps.
         steps = args.steps_per_generation * trainer.num_iterations
-        batch = trainer._step // steps % batches
+        batch = self.step() // steps % batches
         updates = optimizer_steps(batch, batches, steps, args.gradient_accumulation_steps)
         if trainer.state.global_step + updates >= trainer.state.max_steps:
             return []
         epochs, following = divmod(batch + 1, batches)
         rows = order(self.sampler, int(trainer.state.epoch or 0) + epochs)[following * size : (following + 1) * size]
-        return list(trainer._tokenize_prompts([trainer.train_dataset[row]["prompt"] for row in rows])[0])
+        return list(self.tokenize([trainer.train_dataset[row]["prompt"] for row in rows])[0])
 
 
 def optimizer_steps(batch: int, batches: int, steps: int, accumulation: int) -> int:

@@ -39,6 +39,8 @@ class RowScorer:
         settings: "MathGRPOConfig",
         meter: StepMeter,
         budget: TokenBudget,
+        tokenizer: Any,
+        has_images: bool,
         trl_scoring: Callable[[], Callable[..., scoring.Scores]],
     ) -> None:
         self.trainer = trainer
@@ -46,6 +48,8 @@ class RowScorer:
         self.meter = meter
         self.trl_scoring = trl_scoring
         self.budget = budget
+        self.tokenizer = tokenizer
+        self.has_images = has_images
         self.packed = self._agree_on_scorer()
         for term in micro_batch_terms(trainer) if self.packed else []:
             switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
@@ -67,7 +71,7 @@ class RowScorer:
         trainer, args = self.trainer, self.trainer.args
         models = [trainer.accelerator.unwrap_model(model) for model in self._models]
         hindrances = {
-            "an image processor": trainer._is_vlm,
+            "an image processor": self.has_images,
             "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
             "an optimizer that steps in each backward pass": self.settings.steps_in_backward,
             "hooks on gradients, which act once in each backward pass": changes_gradients(models),
@@ -85,7 +89,7 @@ class RowScorer:
         if not self.settings.pack_updates or agree_on_all(self.decided_for == model_state(self._models)):
             return
         self.packed = self._agree_on_scorer()
-        tokenizer, tf32 = self.trainer._tokenizer, self.trainer.args.tf32
+        tokenizer, tf32 = self.tokenizer, self.trainer.args.tf32
         if self.packed and not self.packed.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
             self.packed = None
         # Registering has changed the models, too.

@@ -58,15 +58,24 @@ class Parts:
         # by dropping ``.grad``.
         single = ranks.num_processes == 1 and not trainer.is_deepspeed_enabled
         budget = TokenBudget(settings.max_tokens_per_micro_batch, is_single_process=single)
-        self.scorer = RowScorer(trainer, settings, self.meter, budget, trl_scoring)
+        self.scorer = RowScorer(trainer, settings, self.meter, budget, trainer._tokenizer, trainer._is_vlm, trl_scoring)
         self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer, budget)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
         # Only an engine that gets adapters has these.
         sampler, prefetch, canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
-        self.queue = RolloutQueue(trainer, settings, ranks, prefetch)
+        self.queue = RolloutQueue(
+            trainer,
+            settings,
+            ranks,
+            prefetch,
+            lambda: trainer._step,
+            lambda prompts: trainer._tokenize_prompts(prompts),
+        )
         self.tools = ToolLoop(conversation, accelerator, trainer.model.config, engine) if conversation else None
-        self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.tools, canary)
+        self.rollouts = RolloutMaker(
+            trainer, settings, ranks, self.meter, self.queue, self.tools, canary, trainer._tokenizer
+        )
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []
         if engine:

@@ -172,7 +172,7 @@ SETTINGS = SimpleNamespace(resample_groups=0, staleness=1)
 def test_what_is_not_known_beforehand_is_refused(others, message):
     trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
     with pytest.raises(ConfigError, match=message):
-        RolloutQueue(SimpleNamespace(**{**trainer, **others}), SETTINGS, None, None)
+        RolloutQueue(SimpleNamespace(**{**trainer, **others}), SETTINGS, *[None] * 4)
 
 
 @pytest.mark.parametrize(("prompts", "taken"), [([[1]], "requested"), ([[2]], "new")])
