@@ -73,7 +73,7 @@ def test_a_command_on_a_full_disk_ends_with_one_line(monkeypatch, capsys):
         ("repo", {"report"}),
         ("train --learning_r", {"--learning_rate"}),
         ("evaluate --comp", {"--compare"}),
-        ("train --method r", {"reinforce_with_baseline", "reinforce_pp_baseline", "rloo"}),
+        ("train --method r", {"raft_pp", "reinforce_with_baseline", "reinforce_pp_baseline", "rloo"}),
         ("plan --config demo", {"demo_cpu"}),
         ("train demo_cpu --rewards accuracy form", {"format_soft", "format_strict"}),
         ("train --surrogate = gm", {"gmpo"}),  # bash's words of --surrogate=gm
@@ -133,7 +133,7 @@ def test_a_recipe_is_named_by_its_file_or_its_name_and_threads_of_a_cpu_do_not_s
     trained = []
     monkeypatch.setattr(
         "grpo_math.train.program.main",
-        lambda fields, recipe, warned: trained.append((recipe.settings.seed, os.environ["OMP_WAIT_POLICY"])) or 0,
+        lambda fields, recipe, *_: trained.append((recipe.settings.seed, os.environ["OMP_WAIT_POLICY"])) or 0,
     )
     monkeypatch.setattr("grpo_math.train.launcher.warning_lines", lambda *_: [])
     os.environ.pop("OMP_WAIT_POLICY", None)

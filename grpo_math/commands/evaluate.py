@@ -38,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--data",
         "--dataset",
         metavar="DATA",
-        help="names (gsm8k), Hub ids, files: a,b,c (default: the run's held-out set)",
+        help="a name, Hub id or file, or a,b (default: the run's)",
     )
     add("--suite", help="math: the usual benchmarks, with their protocols")
     add("--columns", help="which column is which: problem=query,answer=target")
