@@ -34,12 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--checkpoint", help="of the run: best, or a folder (default: the last)")
     add("--model", help="a folder, a Hub id, or 'embedded'")
     add("--adapter", help="a folder with a LoRA adapter")
-    add(
-        "--data",
-        "--dataset",
-        metavar="DATA",
-        help="a name, Hub id or file, or a,b (default: the run's)",
-    )
+    add("--data", "--dataset", metavar="DATA", help="a name, Hub id or file, or a,b (default: the run's)")
     add("--suite", help="math: the usual benchmarks, with their protocols")
     add("--columns", help="which column is which: problem=query,answer=target")
     add("--skip_bad_rows", action="store_true", help="count and report bad rows instead of stopping")
