@@ -10,7 +10,7 @@ class Evaluation:
     """Evaluation."""
 
     eval_dataset: str | None = setting(None, "The held-out problems, if they are not the split test of dataset.")
-    eval_columns: str | None = setting(None, "As columns, for eval_dataset.")
+    eval_columns: str | None = setting(None, "As columns, for an eval_dataset whose columns have other names.")
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
         None,
