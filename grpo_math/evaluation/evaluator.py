@@ -72,21 +72,23 @@ def evaluate_engine(
     known = stored(journal, settings) if journal else []
     grade = grades or partial(_grades, timeout=grade_timeout)
 
-    def answer_share(rows: Sequence[Row], share: int) -> list[Record]:
+    def answer_share(rows: Sequence[Row], share: int) -> tuple[list[Record], float]:
         # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
         drawn = replace(sampling, seed=batch_seed(sampling.seed, -share)) if share else sampling
-        return _answer(engine, rows, drawn, request, tools, grade, known, journal, progress)
+        records = _answer(engine, rows, drawn, request, tools, grade, known, journal, progress)
+        return records, round(time.perf_counter() - started, 2)
 
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # answer the first row: each counts once.
     parts = engine.gather_from_ranks(problems, answer_share)
-    by_key = {record.key: record for part in parts for record in part}
+    by_key = {record.key: record for part, _ in parts for record in part}
     records = [by_key[str(row["id"]), sample] for row in problems for sample in range(sampling.samples)]
     evaluation = Evaluation(
         settings,
         summarize(records, sampling.samples),
         records,
-        seconds=round(time.perf_counter() - started, 2),
+        # The same on all ranks.
+        seconds=max(seconds for _, seconds in parts),
         versions=versions(),
         first_prompt=problems[0]["prompt"],
         contamination=contamination,
