@@ -11,7 +11,8 @@ import math
 import sys
 import tempfile
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from grpo_math.errors import first_line
@@ -27,6 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vllm", metavar="URL", help="also send adapters to this vLLM server, and compare log-probs")
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 def run(args: argparse.Namespace) -> Answer:
     """Print each result at once, and answer with all of them."""
     contract.refuse()
@@ -35,10 +45,9 @@ def run(args: argparse.Namespace) -> Answer:
     with redirect_stdout(sys.stderr):
         from grpo_math.checks.selftest import CannotTrain, checks
 
-    logging.disable(logging.WARNING)
     rows: list[dict[str, Any]] = []
     trains = True
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _without_warnings():
         for check in checks(folder, args.vllm):
             if args.only not in check.what or not (trains or "training" not in check.what):
                 continue

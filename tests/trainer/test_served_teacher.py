@@ -34,7 +34,7 @@ def test_a_served_teacher_is_the_teacher_in_the_process_until_it_is_killed(tiny,
         tokenizer = AutoTokenizer.from_pretrained(policy)
 
         def trainer_of(name, folder, **settings):
-            settings = {"beta": 0.5, "per_device_train_batch_size": 4, "vllm_server_timeout": 1.0, **settings}
+            settings = {"beta": 0.5, "per_device_train_batch_size": 4, "vllm_server_timeout": 20.0, **settings}
             return make(**classes, model=policy, tokenizer=tokenizer, folder=folder, reference_model=name, **settings)
 
         here, served = trainer_of(teacher, tmp_path / "here"), trainer_of(process.url, tmp_path / "served")
@@ -71,7 +71,7 @@ def test_a_served_teacher_is_the_teacher_in_the_process_until_it_is_killed(tiny,
                 ends[kind, name] = torch.cat([state[key].flatten() for key in sorted(state)])
         for end in ends.values():
             assert relative(end, ends["zero2", "here"]) < 1e-5
-        saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 100}
+        saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 100, "vllm_server_timeout": 5.0}
         trainer = trainer_of(process.url, tmp_path / "killed", **saves)
         generate = trainer._generate_and_score_completions
         trainer._generate_and_score_completions = lambda inputs: (
