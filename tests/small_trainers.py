@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from small_generation import of_library
 from small_runs import RUN
 from transformers import TrainerCallback
 
@@ -108,7 +109,7 @@ def runs_out_forward(model, limit):
         if torch.is_grad_enabled() and kwargs["input_ids"].numel() > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
-    model.register_forward_pre_hook(hook, with_kwargs=True)
+    model.register_forward_pre_hook(of_library(hook), with_kwargs=True)
 
 
 def untimed(trainer):

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from grpo_math.generation.models import context_length, longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
-from grpo_math.packing.altered import is_altered
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
 from grpo_math.packing.row_plan import plan_micro_batches
@@ -32,8 +31,6 @@ from grpo_math.system.replaced import replaced
 WORTH_PACKING = 0.97
 # The most that packing may change log-probs in float32, in nats: more than the rounding of any model here.
 MAX_DIFF = 1e-3
-# The same for a model that a script has altered: a hook that mixes tokens may change log-probs by little.
-MAX_DIFF_ALTERED = 1e-5
 # In half precision the limit is 3 times the measured rounding, within these bounds: of a row's median and maximum.
 # Another width alone would be too small a measure: it changes the median of SmolLM2-135M in bfloat16 by 0, and packing
 # by 0.035 (maximum 0.21), as another attention kernel does. For tiny models that can be packed, packing changes the
@@ -255,8 +252,6 @@ class PackedScorer:
     ) -> str | None:
         """Return how a model's packed scores differ from those of ``score_unpacked``, or None. All ranks call this."""
         training, bare = model.training, self.bare(model)
-        altered = [module for module in model.modules() if is_altered(module)]
-        is_altered_model = not agree_on_all(not altered)
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = (
             bare.dtype == torch.float32
@@ -264,11 +259,9 @@ class PackedScorer:
             and not split_by(self.accelerator)
             and "flash" not in bare.config._attn_implementation
         )
-        limit = (MAX_DIFF_ALTERED if is_altered_model else MAX_DIFF) if exact else None
-        # Dropout would make the two scores differ. A script's code may depend on the mode.
+        limit = MAX_DIFF if exact else None
+        # Dropout would make the two scores differ.
         model.eval()
-        for module in altered:
-            module.training = training
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
         # A rank that stops at a difference would leave the others waiting in their next pass: after each, all ranks
         # agree. A script's code may draw random numbers.

@@ -28,7 +28,9 @@ def is_foreign(function: Any, packages: tuple[str, ...] = PACKAGES) -> bool:
     >>> is_foreign(print), is_foreign(inspect.unwrap)
     (True, True)
     """
-    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in (function, inspect.unwrap(function))]
+    # A partial function has the attribute ``func``.
+    functions = [getattr(one, "func", one) for one in (function, inspect.unwrap(function))]
+    modules = [getattr(one, "__globals__", {}).get("__name__", "") for one in functions]
     return any(name.partition(".")[0] not in packages for name in modules)
 
 

@@ -11,7 +11,7 @@ from trl.models import get_act_offloading_ctx_manager
 from grpo_math.generation.names import experts_for_trl
 from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing import scoring
-from grpo_math.packing.altered import changes_gradients, model_state
+from grpo_math.packing.altered import model_state, runs_script
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
@@ -74,7 +74,10 @@ class RowScorer:
             "an image processor": self.has_images,
             "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
             "an optimizer that steps in each backward pass": self.settings.steps_in_backward,
-            "hooks on gradients, which act once in each backward pass": changes_gradients(models),
+            # It may act once in each pass, or look at all rows of it.
+            "a hook or a forward method of a script": any(
+                runs_script(one) for model in models for one in model.modules()
+            ),
         }
         if not self.settings.pack_updates or not scoring.agree_to_register(models, args, hindrances):
             return None

@@ -42,7 +42,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
 from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
-from grpo_math.packing import attention
+from grpo_math.packing import altered, attention
 from grpo_math.trainer.step_cost import measure_steps
 
 QWEN2_SMALL = "qwen2-small"  # a random model of Qwen2.5's shape, 43M parameters
@@ -138,6 +138,8 @@ class Contestant(TrainerCallback):
     def __init__(self, kind: Any, config: Any, shape: Shape, model: Any, lora_r: int, folder: str) -> None:
         adapter = LoraConfig(r=lora_r or 1, lora_alpha=2 * lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
         cpu = not torch.cuda.is_available()  # a GPU would else compute float32 weights in bfloat16, as TRL's default
+        # A hook of a script would switch packing off.
+        altered.LIBRARIES = (*altered.LIBRARIES, __name__)
         model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.trainer = kind(
             model=model,

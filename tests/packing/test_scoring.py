@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_families import tiny_model
+from small_generation import of_library
 from small_trainers import KINDS, SMALL, STEPS, relative, weights
 from torch import nn
 from torch.testing import assert_close
@@ -61,7 +62,9 @@ def test_a_rope_that_reads_the_length_of_a_pass_is_packed_only_if_all_rows_are_s
     for name in ("ours", "trl"):
         trainer = ours(model=folder, folder=name, **KINDS[name], **STEPS, **SMALL, beta=0.1)
         hook = trainer.model.register_forward_pre_hook(
-            lambda model, args, kwargs: packed.append("packed_groups" in kwargs and torch.is_grad_enabled()),
+            of_library(
+                lambda model, args, kwargs: packed.append("packed_groups" in kwargs and torch.is_grad_enabled())
+            ),
             with_kwargs=True,
         )
         trainer.train()

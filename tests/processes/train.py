@@ -17,6 +17,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from small_families import tiny_model
+from small_generation import of_library
 from small_trainers import KINDS, PROMPTS, SMALL, Evaluated, grades, letters, make, problems, sample_apart
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from transformers import AutoTokenizer
@@ -141,7 +142,9 @@ def train(kind, model, folder, name, given):
             poison(trainer, options["poisoned_step"])
         tokens, policy = [], trainer.accelerator.unwrap_model(trainer.model)
         policy.register_forward_pre_hook(
-            lambda m, a, kwargs: tokens.append(kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0),
+            of_library(
+                lambda m, a, kwargs: tokens.append(kwargs["input_ids"].numel() if torch.is_grad_enabled() else 0)
+            ),
             with_kwargs=True,
         )
         before = digest(policy)

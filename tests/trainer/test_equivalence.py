@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PolyConfig, PromptTuningConfig
 from small_families import try_first
-from small_generation import counted
+from small_generation import counted, of_library
 from small_trainers import SMALL, STEPS, letters, padded_batch, relative, sample_apart, scored, sparse, weights
 from trl import GRPOConfig, GRPOTrainer
 
@@ -154,7 +154,8 @@ def test_three_steps_end_with_trls_weights_and_log_its_figures(run, trl_run, our
     if apart:
         sample_apart(trainer)
     passes = []
-    trainer.model.register_forward_pre_hook(lambda m, args, kwargs: passes.append(kwargs), with_kwargs=True)
+    look = of_library(lambda m, args, kwargs: passes.append(kwargs))
+    trainer.model.register_forward_pre_hook(look, with_kwargs=True)
     of_weights, of_log = differences(train(trainer), trl)
     # As a share of the way. By rounding, a token at the quantile of entropies may fall on either side of it.
     assert of_weights < (1e-4 if "entropy" in run else 1e-5)

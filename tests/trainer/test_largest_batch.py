@@ -5,7 +5,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from small_generation import counted
+from small_generation import counted, of_library
 from small_trainers import SMALL, STEPS, runs_out_forward, untimed, weights
 from trl.chat_template_utils import qwen3_chat_template
 
@@ -22,7 +22,7 @@ def passes(model):
             assert module.training, "nothing is checkpointed in an evaluation"
             seen.append(kwargs["input_ids"].numel())
 
-    model.register_forward_pre_hook(hook, with_kwargs=True)
+    model.register_forward_pre_hook(of_library(hook), with_kwargs=True)
     return seen
 
 

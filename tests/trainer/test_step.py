@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from small_generation import of_library
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -27,7 +28,7 @@ def runs_out_backward(model, limit):
         if grad_output[0].size(1) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
 
-    model.model.layers[0].register_full_backward_hook(hook)
+    model.model.layers[0].register_full_backward_hook(of_library(hook))
 
 
 @pytest.mark.full(keep=["bnpo-runs_out_backward"])
