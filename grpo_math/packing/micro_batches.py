@@ -8,7 +8,7 @@ the step is computed again.
 A row stays in its optimizer step.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -67,11 +67,6 @@ class TrainingStep:
     micro_batches: list[MicroBatch]
     skipped_rows: int = 0
     skipped_tokens: Tensor | int = 0
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> "TrainingStep":
-        """Return a training step of a checkpoint of version 0.2, which contains micro-batches and not TRL's rows."""
-        return cls(**{**state, "micro_batches": [MicroBatch(**one) for one in state["micro_batches"]]})
 
 
 @dataclass

@@ -61,9 +61,5 @@ def load_reward(name: str) -> Reward:
     module, dot, function = name.rpartition(".")
     if dot:  # as `trl grpo` writes a function of the user
         raise ConfigError("reward_funcs", name, "is not known", f"did you mean {module}:{function}?")
-    if name == "llm_judge":  # a reward of grpo_math 0.2
-        raise ConfigError(
-            "reward_funcs", name, "is not known", "copy examples/llm_judge.py, and name llm_judge:llm_judge"
-        )
     require_choice("reward_funcs", name, tuple(REWARDS))
     return REWARDS[name]

@@ -119,7 +119,7 @@ def checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
     >>> import tempfile
     >>> run_dir = Path(tempfile.mkdtemp())
-    >>> for name in ("checkpoint-9", "checkpoint-10", "old-checkpoint-11"):
+    >>> for name in ("checkpoint-9", "checkpoint-10", "my-checkpoint-11"):
     ...     (run_dir / name).mkdir()
     >>> [step for step, _ in checkpoints(run_dir)]
     [10, 9]

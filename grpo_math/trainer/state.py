@@ -38,13 +38,6 @@ ATTRIBUTES = (
     "_last_world_entropy",
 )
 
-# Version 0.2 saved the values of these settings, without names.
-BATCH_SETTINGS_OF_0_2 = (
-    *("gradient_accumulation_steps", "steps_per_generation", "num_iterations", "per_device_train_batch_size"),
-    *("num_generations", "beta", "loss_type", "world_size", "entropy_coef", "use_adaptive_entropy"),
-    *("top_entropy_quantile", "router_aux_loss_coef", "surrogate"),
-)
-
 
 def in_rollout(trainer: "TrlTrainer") -> bool:
     """Return True if the next training step uses the rows of the current rollout."""
@@ -77,9 +70,8 @@ class TrainerAttributes(Stateful):
             setattr(trainer, name, state[name])
         # transformers divides the sum of all losses, which is restored, by the steps since this one.
         trainer._initial_global_step = 0
-        now, saved = self._batch_settings(), state["batch_settings"]
-        saved = saved if isinstance(saved, dict) else dict(zip(BATCH_SETTINGS_OF_0_2, saved, strict=False))
-        fits = all(now.get(name) == value for name, value in saved.items())
+        now = self._batch_settings()
+        fits = all(now.get(name) == value for name, value in state["batch_settings"].items())
         trainer._buffered_inputs = (state["rollout"] or None) if fits else None
         trainer.control.should_evaluate = state["evaluates"]
         trainer._metrics["train"].clear()

@@ -172,8 +172,6 @@ class Updates:
 
     def _gather_planned(self, trl_batches: list[Rows]) -> list[TrainingStep]:
         """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
-        if "micro_batches" in trl_batches[0]:
-            return [TrainingStep.from_state_dict(state) for state in trl_batches]
         trainer = self.trainer
         width = trl_batches[0]["prompt_ids"].size(1) + trl_batches[0]["completion_ids"].size(1)
         packs = self.scorer.packed is not None and self.scorer.packed.agree_on_width(width)

@@ -113,12 +113,6 @@ def test_the_last_training_step_synchronises_ranks_also_without_signal(loss_type
     assert steps[-1].micro_batches, "ranks would end the optimizer step with gradients of their own"
 
 
-def test_a_step_comes_back_from_a_checkpoint_of_version_0_2():
-    for step in planner().gather_planned(BATCHES, BUDGET):
-        saved = {**vars(step), "micro_batches": [vars(one) for one in step.micro_batches]}
-        assert TrainingStep.from_state_dict(saved) == step
-
-
 def test_a_rank_with_fewer_micro_batches_than_another_adds_masked_rows(monkeypatch):
     """The second rank takes the completions of 2 tokens of both ranks. The first has one of 4 tokens."""
     rows = {**BATCHES[0], "advantages": torch.tensor([1.0, 0.0, 1.0, 0.0])}

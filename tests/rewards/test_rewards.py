@@ -512,8 +512,3 @@ def test_no_completion_earns_more_by_calls_than_by_its_right_answer():
         gave = [written for written, one in tool_results(completion) if one["content"] == "391"]
         assert any("391" not in written for written in gave)
         assert paid(*[one for one in completion if one["role"] != "tool" or one["content"] == "391"]) == 1.0
-
-
-def test_the_judge_of_an_earlier_version_is_named_with_the_example_that_replaces_it():
-    with pytest.raises(ConfigError, match=r"'llm_judge' is not known: copy examples/llm_judge\.py"):
-        load_reward("llm_judge")

@@ -96,13 +96,9 @@ def test_a_field_without_effect_that_is_switched_off_needs_no_line(off, tmp_path
     assert read(["--group_by_length", off, "--config", recipe(tmp_path, do_eval=yaml.safe_load(off))]).notes == []
 
 
-def test_a_field_of_an_earlier_version_has_one_line_unless_it_was_off(tmp_path):
-    assert read(["--config", recipe(tmp_path, drop_solved=0.0)]).raise_first_problem().notes == []
-    (note,) = read(["--config", recipe(tmp_path, drop_solved=0.9)]).raise_first_problem().notes
-    assert note.startswith("drop_solved=0.9 has no effect: of grpo_math 0.2, whose measurement showed no difference")
-    # A run of that version resumes if the field was off.
-    assert resume.changed({"stated": {"drop_solved": 0.0}}, RunSettings({})) == []
-    assert resume.changed({"stated": {"drop_solved": 0.9}}, RunSettings({})) == ["drop_solved: 0.9 -> None"]
+def test_a_field_of_an_earlier_version_that_was_off_changed_nothing(tmp_path):
+    assert read(["--config", recipe(tmp_path, reference_in_4bit=False)]).raise_first_problem().notes == []
+    assert resume.changed({"stated": {"reference_in_4bit": False}}, RunSettings({})) == []
 
 
 @pytest.mark.parametrize(
