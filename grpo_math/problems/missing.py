@@ -5,30 +5,24 @@
 >>> column_remedy([row], "problem", ACCEPTED)
 'its columns are Nr, Frage, Loesung, answer_type; give --columns problem=Frage,answer=Loesung'
 
-A column with another name is not offered: a number may be an answer, an id or a count. columns.py has the common names,
-which need no guess.
+A column with another name is not offered, nor one of two that fit: a number may be an answer, an id or a count.
+columns.py has the common names, which need no guess.
 """
 
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from numbers import Number
 from shlex import quote
-from statistics import fmean
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.vocabulary import words
-from grpo_math.grading.where import gold_answer
 from grpo_math.problems.columns import Columns, used
 from grpo_math.problems.parts import belongs
 from grpo_math.settings.data import columns_as_text
 from grpo_math.system.reading import from_cell
 
 SEEN = 50  # rows that are read for a guess
-SENTENCE = 10  # characters of a problem
-# A number, a letter of an option, or a formula, and not a sentence or a label.
-VALUE = re.compile(r"\W*[A-Ja-j]\W*|[①-⑩]|(?=.*[\d\\]).{1,40}")
 # Members of a series of columns: option_a, step 2.
 MEMBER = re.compile(r".*[\s_-][A-Ja-j]|.*\d|.")
 
@@ -87,28 +81,17 @@ def refuse_missing(dataset: str, rows: Sequence[Mapping[str, Any]], columns: Col
 
 def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Columns) -> str:
     """Return the remedy for rows that lack a field: the line to paste, or the accepted names without a guess."""
-    texts: dict[str, list[str]] = {}
-    for row in rows[:SEEN]:
-        outer = {name: from_cell(cell) for name, cell in row.items()}
-        mappings = [(name, some) for name, some in outer.items() if isinstance(some, dict)]
-        inner = {f"{name}.{key}": cell for name, some in mappings for key, cell in some.items()}
-        for name, cell in {**outer, **inner}.items():
-            cells = [str(one) for one in (cell if isinstance(cell, list) else [cell]) if isinstance(one, str | Number)]
-            if text := ", ".join(cells).strip():
-                texts.setdefault(name, []).append(text)
-    names = {name: _folded(name) for name in texts if not (belongs(name) or MEMBER.fullmatch(name))}
-    free = [name for name, words in names.items() if not (ABOUT.search(words) or used([name], columns))]
-    length = {name: fmean(map(len, texts[name])) for name in free}
-    fits = {name: fmean(bool(VALUE.fullmatch(gold_answer(text))) for text in texts[name]) > 0.5 for name in free}
-    answers = {name: match for name in free if (match := ANSWER_NAMES.search(names[name]))}
-    candidates = {
-        "problem": [name for name in free if PROBLEM_NAMES.search(names[name]) and length[name] >= SENTENCE],
-        "answer": [name for name, match in answers.items() if fits[name] or match[0] == names[name]],
-    }
-    # A problem is long, and an answer is short.
-    rank = {name: (fits[name], -length[name]) for name in free}
-    missing = [one for one in candidates if candidates[one] and not used(texts, {"": columns[one]})]
-    guessed = {one: (min if one == "problem" else max)(candidates[one], key=rank.__getitem__) for one in missing}
+    names: dict[str, None] = {}
+    for name, content in (cell for row in rows[:SEEN] for cell in row.items()):
+        cell = from_cell(content)
+        names |= dict.fromkeys([f"{name}.{key}" for key in cell] if isinstance(cell, dict) else [name])
+    free = [name for name in names if not (belongs(name) or MEMBER.fullmatch(name) or ABOUT.search(_folded(name)))]
+    guessed = {}
+    for one, pattern in (("problem", PROBLEM_NAMES), ("answer", ANSWER_NAMES)):
+        found = [name for name in free if pattern.search(_folded(name)) and not used([name], columns)]
+        # Of two such columns the names do not say which one it is.
+        if len(found) == 1 and not used(names, {"": columns[one]}):
+            guessed[one] = found[0]
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
         text = columns_as_text(guessed) or ""
