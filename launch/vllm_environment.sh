@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/environment.sh
 find_python
-vllm=$("$PYTHON" -m grpo_math.train.vllm_env "$@")
+vllm=$("$PYTHON" -m grpo_math.generation.vllm_env "$@")
 folder=${vllm%/bin/vllm}
 wanted=$(cat pyproject.toml constraints-vllm.txt "$folder/ready" - <<<"$PWD" | cksum)
 if ! command -v nvidia-smi >/dev/null && [ "$(cat "$folder/trains" 2>/dev/null)" != "$wanted" ]; then

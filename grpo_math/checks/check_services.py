@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation.vllm_server import SUPPORTED, TRL_SUPPORTED, Server
+from grpo_math.generation.vllm_env import SUPPORTED
+from grpo_math.generation.vllm_server import TRL_SUPPORTED, Server
 from grpo_math.problems.sources import hub_id
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import ServerError, reachable

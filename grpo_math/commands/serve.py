@@ -3,9 +3,9 @@
 import argparse
 
 from grpo_math.errors import UserError
+from grpo_math.generation import vllm_env
 from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.system.streams import Answer
-from grpo_math.train import vllm_env
 from grpo_math.train.serve import serve
 
 

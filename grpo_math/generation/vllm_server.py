@@ -25,11 +25,11 @@ from packaging.specifiers import SpecifierSet
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.completion import Completion
+from grpo_math.generation.vllm_env import SUPPORTED
 from grpo_math.settings.vllm import ABOVE, RANKS
 from grpo_math.system.addresses import NO_ADDRESS, is_address, is_loopback
 from grpo_math.system.http import Client, ServerError
 
-SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
 TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
 # In MIDDLEWARE_FOLDER, which is on the server's path.
 MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"

@@ -12,6 +12,9 @@ from itertools import pairwise
 from typing import TypeVar
 
 T = TypeVar("T")
+# Tiles of trainer/tiled_mlp.py, which the planner counts without torch: smaller products leave a large GPU idle, and
+# 4-bit weights are dequantised once more for each tile.
+MIN_TOKENS, MAX_TILES = 1024, 4
 
 
 def plan_micro_batches(

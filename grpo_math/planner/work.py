@@ -2,13 +2,11 @@
 
 from typing import NamedTuple
 
-from grpo_math.packing.row_plan import largest_micro_batch
+from grpo_math.packing.row_plan import MAX_TILES, MIN_TOKENS, largest_micro_batch
 from grpo_math.planner.model import Shape
 from grpo_math.planner.settings import Settings
 from grpo_math.settings.batch import Batch
 from grpo_math.settings.run_settings import RunSettings
-
-TILE, MOST_TILES = 1024, 4  # copied from trainer/tiled_mlp.py, which imports torch
 
 
 class Machine(NamedTuple):
@@ -53,7 +51,7 @@ def tiles(shape: Shape, settings: RunSettings, tokens: int) -> int:
     # tiled_mlp.py does not tile layers with DoRA, nor in updates without checkpointing, where each tile would keep its
     # tensors.
     untiled = settings.use_dora or not settings.gradient_checkpointing
-    return max(1, min(MOST_TILES, tokens // TILE)) if shape.tiled and not untiled else 1
+    return max(1, min(MAX_TILES, tokens // MIN_TOKENS)) if shape.tiled and not untiled else 1
 
 
 def splits(settings: RunSettings) -> bool:

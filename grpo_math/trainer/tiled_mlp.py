@@ -24,12 +24,10 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo_math.generation.names import NORMED
 from grpo_math.packing.altered import LIBRARIES, is_altered
+from grpo_math.packing.row_plan import MAX_TILES, MIN_TOKENS
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
 from grpo_math.system.user_functions import is_foreign
-
-MIN_TOKENS = 1024  # per tile: smaller products leave a large GPU idle
-MAX_TILES = 4  # 4-bit weights are dequantised once more for each tile
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 # These treat every token by itself. In 8 bit, other tokens decide which columns are outliers.

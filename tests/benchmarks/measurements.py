@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import UserError
+from grpo_math.packing.row_plan import MAX_TILES
 from grpo_math.planner import model, plan
 from grpo_math.planner.memory import Precision, measurement_settings
 from grpo_math.planner.settings import resolve
-from grpo_math.planner.work import MOST_TILES
 from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.recipe import read_recipe
 from grpo_math.settings.run_settings import RunSettings
@@ -45,7 +45,7 @@ COMMON: list[tuple[dict[str, Any], Precision]] = [
 
 
 # With the number of tiles of the MLP.
-SETTINGS = [(fields, precise, tiles) for (fields, precise), tiles in product(COMMON, range(1, MOST_TILES + 1))]
+SETTINGS = [(fields, precise, tiles) for (fields, precise), tiles in product(COMMON, range(1, MAX_TILES + 1))]
 SETTINGS += [({**fields, "gradient_checkpointing": False}, precise, 1) for fields, precise in COMMON]
 
 
@@ -65,7 +65,7 @@ def main() -> None:
         for fields, precise, tiles in SETTINGS:
             if tiles == 1 or shapes[name].tiled:
                 shapes[name].measured(measurement_settings(shapes[name], resolve(RunSettings(fields)), precise, tiles))
-    for name, (fields, precise), tiles in product(layouts.BY_CARD, COMMON[:2], range(1, MOST_TILES + 1)):
+    for name, (fields, precise), tiles in product(layouts.BY_CARD, COMMON[:2], range(1, MAX_TILES + 1)):
         if shapes[name].linear and (tiles == 1 or shapes[name].tiled):
             shapes[name].measured(measurement_settings(shapes[name], resolve(RunSettings(fields)), precise, tiles))
     both = (True, False)
@@ -73,7 +73,7 @@ def main() -> None:
         fields = {"use_peft": peft, "lora_target_modules": maps, "gradient_checkpointing": checkpoints}
         extra = resolve(RunSettings({**fields, "lora_dropout": dropout, "use_cpu": cpu}))
         precisions = (Precision(4, 4, False), FULL) if cpu else (FULL,)
-        for tiles, precise in product(range(1, MOST_TILES + 1 if checkpoints else 2), precisions):
+        for tiles, precise in product(range(1, MAX_TILES + 1 if checkpoints else 2), precisions):
             shapes["embedded"].measured(measurement_settings(shapes["embedded"], extra, precise, tiles))
     for recipe in sorted(Path("launch/configs").glob("*.yaml")):
         for gpus, memory_gb in product((1, 2, 4, 8), (8, 24, 80)):

