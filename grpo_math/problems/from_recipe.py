@@ -81,7 +81,9 @@ def evaluation_settings(s: RunSettings) -> dict[str, Any]:
     # transformers' default is the loss, which held-out sets do not have.
     has_best = s.keep_best or s.load_best_model_at_end or s.save_strategy == "best"
     if s.metric_for_best_model is None and (has_best or s.lr_scheduler_type == "reduce_lr_on_plateau"):
-        derived["metric_for_best_model"] = first_accuracy(s)
+        # The accuracy of the first set that is evaluated during training.
+        data = s.heldout[0].get("data") if s.heldout else s.eval_dataset or s.dataset
+        derived["metric_for_best_model"] = f"eval_{folder_name(str(data))}_accuracy"
     if s.keep_best and s.save_total_limit == 1:
         # With a limit of 1, transformers deletes all checkpoints but the best at the end of its loop, before the run
         # has ended.
@@ -101,12 +103,6 @@ def checked_entries(entries: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[st
     if len({*names}) < len(names):
         raise ConfigError("heldout", names, "names a set twice", "name each once")
     return entries
-
-
-def first_accuracy(s: RunSettings) -> str:
-    """Return the name of the accuracy of the first set that is evaluated during training."""
-    data = s.heldout[0].get("data") if s.heldout else s.eval_dataset or s.dataset
-    return f"eval_{folder_name(str(data))}_accuracy"
 
 
 @dataclass

@@ -111,7 +111,7 @@ def changed(config: Mapping[str, Any], settings: RunSettings) -> list[str]:
     lines = []
     for name in sorted(before.keys() | now.keys()):
         field = fields().get(name)
-        if field and field.resume == "may_change":
+        if field and field.facts.get("resume") == "may_change":
             continue
         # Convert the default as config.yaml does: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(field and field.default, default=str))
@@ -148,7 +148,10 @@ def refuse_changed(run_dir: Path, lines: Sequence[str], mode: str) -> None:
 
     Force does not help if the checkpoints are of other weights.
     """
-    fixed = {"distributed_type", *(name for name, field in fields().items() if field.resume == "must_match")}
+    fixed = {
+        "distributed_type",
+        *(name for name, field in fields().items() if field.facts.get("resume") == "must_match"),
+    }
     if refused := [line for line in lines if line.partition(":")[0] in fixed]:
         reason = f"contains a run whose checkpoints do not fit these settings ({'; '.join(refused)})"
         raise ConfigError("output_dir", str(run_dir), reason, "name a new folder, or give the settings that it had")

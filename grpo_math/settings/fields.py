@@ -49,11 +49,6 @@ class Field(NamedTuple):
     default: Any
     facts: dict[str, Any]
 
-    @property
-    def resume(self) -> str:
-        """Return what a resumed run may do: may_change, must_match or ""."""
-        return self.facts.get("resume", "")
-
     def refuse(self, value: Any, written: Any) -> None:
         """Raise `ConfigError` for a value out of range, or not among the choices. ``written``: the value in the recipe.
 
