@@ -13,17 +13,7 @@ const sources = [...document.querySelectorAll("template.source")].map(({ content
     keys: JSON.parse(article.dataset.keys),
   })),
 }));
-const formulas = document.getElementById("formulas").content.children;
 let rows, matches, first, pageSize;
-
-// Puts the MathML of each formula in place of its source, or the source back.
-function typeset(box) {
-  const asWritten = control("written")?.checked;
-  for (const one of box.querySelectorAll(".formula")) {
-    one.dataset.source ??= one.textContent;
-    one.replaceChildren(asWritten ? one.dataset.source : formulas[one.dataset.formula].cloneNode(true));
-  }
-}
 
 function useSource(index) {
   rows = sources[index].rows;
@@ -55,7 +45,6 @@ function show(from) {
   first = from;
   const page = matches.slice(first, first + pageSize);
   rowsBox.replaceChildren(...page.map(({ article }) => article.cloneNode(true)));
-  typeset(rowsBox);
   for (const pre of rowsBox.querySelectorAll("pre")) {
     if (pre.scrollHeight > pre.clientHeight || pre.scrollWidth > pre.clientWidth) pre.tabIndex = 0;
   }
@@ -89,12 +78,10 @@ function onClick({ target }) {
 let waiting;
 function onInput({ target }) {
   clearTimeout(waiting);
-  if (target.name === "written") typeset(document);
-  else if (target.name === "show") useSource(target.selectedIndex);
+  if (target.name === "show") useSource(target.selectedIndex);
   else waiting = setTimeout(apply, target.name === "search" ? 120 : 0);
 }
 
-typeset(document);
 document.addEventListener("click", onClick);
 if (sources.length) {
   previous.addEventListener("click", () => turn(-1));

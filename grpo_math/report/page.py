@@ -2,8 +2,8 @@
 
 The page on several runs has before and after with intervals, the settings that differ, and the curves together.
 
-The model's output is hostile text: page.html escapes all text (render.py), formulas are MathML of known elements
-(formulas.py), and the page's content security policy runs no script except its own and loads nothing.
+The model's output is hostile text: page.html escapes all text (render.py), and the page's content security policy runs
+no script except its own and loads nothing.
 
 Two runs are compared only on the same problems. checks/diagnosis.py has the findings.
 """

@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from grpo_math.errors import escaped
-from grpo_math.report.formulas import Formulas
 from grpo_math.system.redact import is_secret
 
 
@@ -49,9 +48,7 @@ def page(**values: Any) -> str:
     style, script = (files("grpo_math.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     # A browser hashes the script as it is in the page. Markup keeps Jinja from escaping a character of it.
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    return render(
-        "page.html", style=Markup(style), script=Markup(script), script_hash=digest, formulas=Formulas(), **values
-    )
+    return render("page.html", style=Markup(style), script=Markup(script), script_hash=digest, **values)
 
 
 def points(difference: float) -> str:

@@ -8,7 +8,6 @@ from playwright.sync_api import sync_playwright
 from synthetic_run import hostile_run, results
 
 from grpo_math.report import report
-from grpo_math.report.formulas import ATTRIBUTES, ELEMENTS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")]
@@ -37,46 +36,10 @@ def test_hostile_text_stays_text(run, tab):
     tab.goto(report(hostile_run(run)).html.as_uri())
     for source, rows in ((0, 20), (1, 4)):
         tab.locator("[name=show]").select_option(index=source)
-        for _ in ("formulas", "as they are written"):
-            tab.locator("[name=written]").click()
-            assert tab.locator("img, iframe, main script, main link").count() == 0
-            assert tab.locator("#rows .sides pre").first.inner_text().startswith("</script><script>")
-            assert tab.locator("#rows > *").count() == rows
+        assert tab.locator("img, iframe, math, main script, main link").count() == 0
+        assert tab.locator("#rows .sides pre").first.inner_text().startswith("</script><script>")
+        assert tab.locator("#rows > *").count() == rows
     assert tab.title() == "Run demo · grpo_math report"
-
-
-# Each tries to end the text it stands in, to be taken for markup inside a formula, or to wear the page out.
-HOSTILE_FORMULAS = [
-    r"$\text{<img src=x onerror=document.title='owned'>}$",
-    r"\(<script>document.title='owned'</script>\)",
-    r"$\color{red;background:url(http://example.com)}{x}\textcolor{url(x)}{y}$",
-    r"\begin{array}{<b>}<b>&\href{javascript:alert(1)}{x}\end{array}",
-    r"$\hspace{1em\" onclick=\"alert(1)}\unknown{<svg onload=alert(1)>}$",
-    "$" + r"x^{" * 300 + "}" * 300 + "$",
-    "$x$" * 5000,
-    "$a\u202eb\u0000c\U000e0041$",
-    r"$\__proto__ \constructor \begin{constructor}\end{constructor} \toString$",
-    r"It is \boxed{\frac{1}{2}}.",
-]
-
-
-def test_hostile_formulas_stay_text_and_small_and_all_can_be_seen_as_written(run, tab):
-    broken = results({0}, n=len(HOSTILE_FORMULAS))
-    for row, text in zip(broken["rows"], HOSTILE_FORMULAS, strict=True):
-        row["completion"] = row["problem"] = text
-    for name in ("before", "after"):
-        (run / f"{name}.json").write_text(json.dumps(broken))
-    tab.goto(report(run).html.as_uri())
-    assert tab.title() == "Run demo · grpo_math report"
-    # What formulas are made of: MathML without a link, and no attribute that a text could fill.
-    names = "(list) => [...new Set([...document.querySelectorAll('math *')].flatMap(list))]"
-    assert {"mfrac"} <= set(tab.evaluate(f"({names})((node) => [node.localName])")) <= ELEMENTS
-    assert set(tab.evaluate(f"({names})((node) => node.getAttributeNames())")) <= ATTRIBUTES | {"class"}
-    assert tab.locator("*").count() < 20000
-    assert r"\u202e" in tab.locator("#rows").text_content()
-    tab.locator("[name=written]").click()
-    assert tab.locator("math").count() == 0
-    assert r"\boxed{\frac{1}{2}}." in tab.locator("#rows").text_content()
 
 
 def test_the_filters_the_search_and_the_sort_order_the_rows(run, tab):
