@@ -104,8 +104,8 @@ COMMANDS = {
     "report": Command(
         "commands.report",
         "Write the report page and plots of a run, or compare several runs.",
-        "RUN_DIR [RUN_DIR ...] [options]",
-        ("grpo-math report runs/demo", "grpo-math report runs/a runs/b --output comparison.html"),
+        "RUN_DIR [RUN_DIR ...]",
+        ("grpo-math report runs/demo", "grpo-math report runs/a runs/b"),
     ),
     "ask": Command(
         "commands.ask",

@@ -22,7 +22,7 @@ from grpo_math.system.reading import read_json, reading
 PROBE = "trained.probe.json"  # next to trained.json
 SEEDS_FILE = "trained.seeds.json"
 KNOWN = 0.05  # a smaller share is no finding
-# The 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom.
+# The 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom. With more of them the last is an upper bound.
 T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
@@ -201,5 +201,5 @@ def over_seeds(differences: Sequence[float]) -> Seeds:
     [-0.0484..., 0.4484...]
     """
     n, mean = len(differences), fmean(differences)
-    half = T_QUANTILES[n - 2] * stdev(differences) / math.sqrt(n)
+    half = T_QUANTILES[min(n, 10) - 2] * stdev(differences) / math.sqrt(n)
     return Seeds(n, mean, [mean - half, mean + half])

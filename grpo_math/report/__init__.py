@@ -1,4 +1,4 @@
-"""A run directory -> plots and one self-contained HTML page; several runs -> one page; a finished run -> the Hub.
+"""A run directory -> plots and one self-contained HTML page; several runs -> a table; a finished run -> the Hub.
 
 `run_dir` reads a run, `plots` draws its history, `viewer` prepares its completions, and `page` fills in page.html.
 `card` fills in card.md, which `hub` pushes. `render` has the templates.

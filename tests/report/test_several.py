@@ -1,16 +1,16 @@
-"""Several runs on one page: what each came to, what they were given differently, and their curves."""
+"""Several runs: what each came to, and what they were given differently."""
 
 import json
-import re
 
 import pytest
 import yaml
-from synthetic_run import evaluation, results, words
+from synthetic_run import evaluation, results
 
 from grpo_math.cli import main
-from grpo_math.errors import ConfigError
 from grpo_math.evaluation.paired import compare
-from grpo_math.report.page import report, report_several
+from grpo_math.evaluation.probe_results import over_seeds
+from grpo_math.report.page import report
+from grpo_math.report.several import compare_runs
 
 
 def right(number, n=40):
@@ -46,21 +46,20 @@ def three(tmp_path):
 
 def test_runs_that_differ_in_the_seed_alone_have_a_mean_difference_over_seeds(tmp_path, capsys):
     runs = [a_run(tmp_path / f"seed{seed}", right(10 + 4 * seed), seed=seed) for seed in (1, 2, 3)]
-    seeds = report_several(runs)["seeds"]
+    seeds = compare_runs(runs)[0]["seeds"]
     # 10, 20 and 30 points: a mean of 20, and 4.303 * 10 / sqrt(3) on either side.
     assert seeds == {"n": 3, "difference": pytest.approx(0.2), "ci95": pytest.approx([-0.0484, 0.4484], abs=1e-4)}
     line = "+20.0 points [-4.8, +44.8] over 3 seeds"
     assert main(["report", *map(str, runs)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == f"seeds    {line}"
-    assert "over problems, not over seeds" in (tmp_path / "comparison.html").read_text()
+    assert capsys.readouterr().out.splitlines()[-2:] == ["seed: 1; 2; 3", f"seeds    {line}"]
     assert line in report(runs[1]).html.read_text()
     others = [runs[0], a_run(tmp_path / "other", right(30), seed=4, learning_rate=1e-4)]
-    assert report_several(others)["seeds"] is None
-    assert report_several([runs[0], a_run(tmp_path / "again", right(30))])["seeds"] is None
+    assert compare_runs(others)[0]["seeds"] is None
+    assert compare_runs([runs[0], a_run(tmp_path / "again", right(30))])[0]["seeds"] is None
 
 
-def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_first(three, tmp_path):
-    answer = report_several(three)
+def test_the_table_has_each_run_and_its_difference_from_the_first(three):
+    answer, text = compare_runs(three)
     first, second, third = answer["runs"]
     gained = compare(evaluated(10), evaluated(20)).accuracy
     figures = ("accuracy", "accuracy_in_format", "ci95", "n")
@@ -84,31 +83,29 @@ def test_the_table_has_each_run_with_its_intervals_and_its_difference_from_the_f
         f"<b>other: not compared with low: {reason}",
         f"<b>other: accuracy 25.0% before and 58.5% after training are not compared: {reason}",
     ]
-    page = (tmp_path / "comparison.html").read_text()
-    assert words(page, "<tbody>", "</tbody>") == (
-        "A low SmolLM2-135M-Instruct 20 of 30 25.0% 14.2% to 40.2% 50.0% 35.2% to 64.8% +25.0 +12.5 to +37.5 "
-        "22.5% → 45.0% – 2 min B high SmolLM2-135M-Instruct 20 of 30 25.0% 14.2% to 40.2% 75.0% 59.8% to 85.8% "
-        "+50.0 +35.0 to +65.0 22.5% → 67.5% +25.0 +12.5 to +37.5 2 min C <b>other SmolLM2-135M-Instruct 20 of 30 "
-        "25.0% 14.2% to 40.2% 58.5% 43.4% to 72.2% – 22.5% → 53.7% – 2 min"
-    )
-    # No lengths were logged.
-    titles = ["Held-out accuracy", "Accuracy of training completions", "Reward"]
-    assert re.findall(r'<svg [^>]*aria-label="([^"]*)"', page) == titles
-    assert ("&lt;b&gt;other" in page, "<b>other" in page, "hf_secret" in page) == (True, False, False)
+    assert [" ".join(line.split()) for line in text.splitlines()[1:4]] == [
+        "low 20 40 25.0% 50.0% +25.0 points [+12.5, +37.5]",
+        "high 20 40 25.0% 75.0% +50.0 points [+35.0, +65.0] +25.0 points [+12.5, +37.5]",
+        "<b>other 20 41 25.0% 58.5%",
+    ]
+    assert text.splitlines()[4:] == [
+        "learning_rate: 1e-05; 0.0001; 0.0001",
+        'rewards: ["gsm8k"]; ["gsm8k"]; ["accuracy"]',
+    ]
     assert answer["settings"] == {
         "learning_rate": ["1e-05", "0.0001", "0.0001"],
         "rewards": ['["gsm8k"]', '["gsm8k"]', '["accuracy"]'],
     }
 
 
-def test_the_command_writes_one_page_beside_the_runs_or_where_it_is_told(three, tmp_path, capsys):
+def test_the_command_prints_the_table_and_the_notes(three, capsys):
     assert main(["report", *map(str, three[:2])]) == 0
-    assert capsys.readouterr().out == f"report   {tmp_path / 'comparison.html'}\n"
-    assert main(["report", *map(str, three), "--output", str(tmp_path / "own.html"), "--json"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[:5] == ["steps", "n", "before", "after", "difference,"]
+    assert main(["report", *map(str, three), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["html"] == str(tmp_path / "own.html")
+    assert [run["run_dir"] for run in json.loads(out)["runs"]] == [*map(str, three)]
     assert err.startswith("note: <b>other: not compared with low: ")
-    assert main(["report", str(three[0]), "--output", "x.html"]) == 2
-    assert "--output would be ignored with one run" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="run_dir=7 are too many runs for a page: give at most 6"):
-        report_several(three[:1] * 7)
+
+
+def test_more_seeds_than_the_table_of_students_quantiles_have_its_last():
+    assert over_seeds([0.1, 0.3] * 6).ci95[1] > over_seeds([0.1, 0.3] * 60).ci95[1] > 0.2
