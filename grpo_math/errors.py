@@ -8,6 +8,8 @@ An error inside this package is a bug, and shows its traceback.
 
 import copyreg
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from grpo_math.system.redact import HIDDEN, is_secret, without_secrets
@@ -139,6 +141,29 @@ def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
     hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
+
+
+@contextmanager
+def as_config_error(field: str, value: object, reason: str, remedy: str) -> Iterator[None]:
+    """Turn any exception in the block into a `ConfigError`. The exception, or its cause, follows the reason.
+
+    >>> with as_config_error("split", "train[", "is not a valid part of a split", "write train[200:]"):
+    ...     raise KeyError("train[")
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: split='train[' is not a valid part of a split (KeyError: 'train['): write train[200:]
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # A library wraps the reason: "An error occurred", or a field of config.json with a wrong value.
+        inner = error.__cause__ or error
+        if type(inner).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        reason = f"{reason} ({type(inner).__name__}: {first_line(inner)})"
+        raise ConfigError(field, value, reason, remedy) from None
 
 
 def first_line(error: BaseException) -> str:

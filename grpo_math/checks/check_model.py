@@ -9,11 +9,9 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, escaped, first_line, require_choice
+from grpo_math.errors import ConfigError, as_config_error, escaped, require_choice
 from grpo_math.generation.models import check_reference, check_weights, config_file, context_length, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules
@@ -99,13 +97,11 @@ def chat_template(setup: Setup) -> None:
     if setup.settings.tools:
         _conversation(setup)
     if _is_chat(setup):
-        try:
+        name, reason = setup.settings.model_name_or_path, "has no chat template that takes this prompt"
+        remedy = "use r1_zero, a module:function that returns text, or an instruct model"
+        with as_config_error("model_name_or_path", name, reason, remedy):
             rendered(setup, setup.problems.first(1))
             turn_end(setup.tokenizer)
-        except (TemplateError, TypeError, ValueError) as error:
-            reason = f"has no chat template that takes this prompt ({first_line(error)})"
-            remedy = "use r1_zero, a module:function that returns text, or an instruct model"
-            raise ConfigError("model_name_or_path", setup.settings.model_name_or_path, reason, remedy) from None
 
 
 def reference(setup: Setup) -> Iterator[Finding]:

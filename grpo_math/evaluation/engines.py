@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig, GenerationConfig
 
-from grpo_math.errors import ConfigError, first_line, require_choice
+from grpo_math.errors import ConfigError, as_config_error, require_choice
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import vllm_server
 from grpo_math.generation.completion import Completion
@@ -210,13 +210,9 @@ def check_chat(
     model: str, tokenizer: Any, prompt: list[dict[str, str]], template_kwargs: Mapping[str, Any] | None = None
 ) -> None:
     """Check that the model has a chat template that accepts this prompt."""
-    from jinja2 import TemplateError
-
-    try:
+    reason, remedy = "has no chat template that takes this prompt", "use --template r1_zero, or an instruct model"
+    with as_config_error("model", model, reason, remedy):
         tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, **(template_kwargs or {}))
-    except (TemplateError, ValueError, TypeError) as error:
-        reason = f"has no chat template that takes this prompt ({type(error).__name__}: {first_line(error)})"
-        raise ConfigError("model", model, reason, "use --template r1_zero, or an instruct model") from None
 
 
 def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], request: Request) -> Generate:

@@ -6,13 +6,13 @@ Does not run remote code: ``trust_remote_code`` is always False.
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from logging import NullHandler
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
-from grpo_math.errors import ConfigError, UserError, first_line
+from grpo_math.errors import ConfigError, UserError, as_config_error, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.generation.names import overflow_report
 from grpo_math.run.bar import transformers_bars
@@ -96,22 +96,11 @@ def adapter_base(folder: str | Path) -> str | None:
         raise ConfigError("adapter", str(folder), reason, "get the adapter's files again") from None
 
 
-@contextmanager
-def loading(path: str, files: str, field: str = "model_name_or_path") -> Iterator[None]:
+def loading(path: str, files: str, field: str = "model_name_or_path") -> AbstractContextManager[None]:
     """Turn any exception about a model's files into one line. transformers, tokenizers, safetensors and the Hub raise
     different exceptions."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        # Only the cause names a field of config.json with a wrong value.
-        cause = error.__cause__ or error
-        if type(cause).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
-            raise
-        reason = f"has no {files} that can be loaded ({type(cause).__name__}: {first_line(cause)})"
-        remedy = _remedy(path, "give a model's folder, or a Hub id")
-        raise ConfigError(field, path, reason, remedy) from None
+    remedy = _remedy(path, "give a model's folder, or a Hub id")
+    return as_config_error(field, path, f"has no {files} that can be loaded", remedy)
 
 
 def load_tokenizer(path: str, revision: str = "main") -> Any:

@@ -37,7 +37,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from grpo_math.errors import ConfigError, DataError, UserError, first_line, require_choice
+from grpo_math.errors import ConfigError, DataError, as_config_error, first_line, require_choice
 from grpo_math.problems import columns as which
 from grpo_math.problems import generated, missing, parts, stored
 from grpo_math.problems.problem import Problem
@@ -311,11 +311,9 @@ def _part(split: str, rows: int) -> slice:
     """Return the part of a split that has this many rows, as in ``train[200:]``."""
     from datasets import ReadInstruction
 
-    try:
+    remedy = "write train[200:], train[:200] or train[:10%]"
+    with as_config_error("split", split, "is not a valid part of a split", remedy):
         (part,) = ReadInstruction.from_spec(split).to_absolute({split.partition("[")[0]: rows})
-    except (ValueError, AssertionError) as error:
-        remedy = "write train[200:], train[:200] or train[:10%]"
-        raise ConfigError("split", split, f"is not a valid part of a split ({error})", remedy) from None
     return slice(part.from_, part.to)
 
 
@@ -333,7 +331,11 @@ def _hub_table(
     folder = home(address.path)
     local = folder.is_dir()
     path = str(folder) if local else address.path
-    try:
+    reason = f"is not in a local folder, and {path} cannot be loaded from the Hub"
+    if local:
+        reason, remedy = "is a folder that cannot be read", "check its files"
+    # `datasets` and the Hub raise many kinds of errors. `datasets` wraps the reason in "An error occurred".
+    with as_config_error("dataset", name, reason, remedy):
         if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
             table = _saved(datasets.load_from_disk(path), split)
         else:
@@ -342,17 +344,6 @@ def _hub_table(
                 split = split_name(split, names)
             cache = {"cache_dir": _cache_folder(folder)} if local else {}
             table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
-    except UserError:
-        raise
-    except Exception as error:
-        # `datasets` and the Hub raise many kinds of errors. `datasets` wraps the reason in "An error occurred".
-        while isinstance(error.__cause__, Exception):
-            error = error.__cause__
-        message = f"{type(error).__name__}: {first_line(error)}"
-        reason = f"is not in a local folder, and {path} cannot be loaded from the Hub ({message})"
-        if local:
-            reason, remedy = f"is a folder that cannot be read ({message})", "check its files"
-        raise ConfigError("dataset", name, reason, remedy) from None
     if len(table):
         missing.refuse_missing(name, [table[number] for number in range(min(len(table), missing.SEEN))], accepted)
     # The other columns of a set on the Hub may be gigabytes.

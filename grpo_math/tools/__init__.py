@@ -9,7 +9,7 @@ Does not parse a model's calls, and does not add results to a conversation: gene
 
 from collections.abc import Callable, Sequence
 
-from grpo_math.errors import ConfigError, require_choice
+from grpo_math.errors import as_config_error, require_choice
 from grpo_math.system.user_functions import is_user_function, load_function
 from grpo_math.tools.limits import PythonLimits, read_limits
 from grpo_math.tools.python import Answer, ToolError, call
@@ -66,9 +66,6 @@ def _user_function(name: str) -> Tool:
     from transformers.utils import get_json_schema
 
     tool = load_function("tools", name)
-    try:
+    with as_config_error("tools", name, "cannot be shown to a model", "give it type hints and a docstring with Args:"):
         get_json_schema(tool)
-    except Exception as error:
-        reason = f"cannot be shown to a model ({' '.join(str(error).split())[:200]})"
-        raise ConfigError("tools", name, reason, "give it type hints and a docstring with Args:") from None
     return tool
