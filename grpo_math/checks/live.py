@@ -13,7 +13,6 @@ from transformers import TrainerCallback
 
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
-from grpo_math.checks.series import evaluation_line
 from grpo_math.errors import UserError
 from grpo_math.evaluation.evaluation import read
 from grpo_math.grading import GRADER
@@ -54,13 +53,14 @@ class Diagnosis(TrainerCallback):
         if not state.is_world_process_zero or not self.history.path.exists():
             return []
         self.last_step = state.global_step
-        base = None
+        lines = read_lines(self.history.path)
         with suppress(UserError):  # a script may not have evaluated
             base = read(self.history.path.with_name("before.json"))
-        # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
-        accuracy = base.summary.accuracy if base and base.settings.get("grader") == GRADER else None
+            # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
+            if base.settings.get("grader") == GRADER:
+                lines = [{metrics.STEP: 0, **base.summary.logged()}, *lines]
         checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        findings = diagnose([*evaluation_line(0, accuracy), *read_lines(self.history.path)], self.settings, checkpoints)
+        findings = diagnose(lines, self.settings, checkpoints)
         new = [finding for finding in findings if finding.check not in self.reported]
         for finding in new:
             self.reported.add(finding.check)

@@ -18,7 +18,6 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from grpo_math.evaluation.summary import Share
 from grpo_math.run import metrics
 from grpo_math.run.history import settled
 
@@ -165,13 +164,3 @@ class RunSeries:
         """Return the setting times a factor, to two digits."""
         rate = self.get("learning_rate", 0.0) or max(self.series(metrics.LEARNING_RATE).values, default=0.0)
         return f"learning_rate: {rate * factor or 1e-5:.2g}"
-
-
-def evaluation_line(step: int, accuracy: Share | None) -> list[dict[str, Any]]:
-    """Return a held-out evaluation (before.json as step 0, after.json as the last step) as lines of a history.
-
-    >>> evaluation_line(0, Share(0.5, [0.4, 0.6], 64)), evaluation_line(0, None)
-    ([{'step': 0, 'heldout/accuracy': 0.5, 'heldout/n': 64}], [])
-    """
-    line = accuracy and {metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy.value, metrics.HELDOUT_N: accuracy.n}
-    return [line] if line else []

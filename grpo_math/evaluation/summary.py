@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from grpo_math.evaluation.stats import maj_at_k, pass_at_k, wilson_for_means
 from grpo_math.grading import Grade, Verdict
 from grpo_math.grading.equal.compare import value as exact_value
+from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
@@ -91,6 +92,14 @@ class Summary:
     @property
     def n(self) -> int:
         return self.accuracy.n
+
+    def logged(self) -> dict[str, float]:
+        """Return the metrics of the default held-out set, as a history has them."""
+        return {
+            metrics.HELDOUT_ACCURACY: self.accuracy.value,
+            metrics.HELDOUT_IN_FORMAT: self.accuracy_in_format,
+            metrics.HELDOUT_N: self.n,
+        }
 
 
 def summarize(records: Sequence[Record], samples: int = 1) -> Summary:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
-from grpo_math.checks.series import evaluation_line
 from grpo_math.evaluation.evaluation import Evaluation, ResultsError
 from grpo_math.evaluation.meaning import Line, meaning
 from grpo_math.evaluation.paired import Comparison, compare
@@ -35,8 +34,10 @@ def outcome(run: RunDir) -> Outcome:
     # Two points that cannot be compared would look like the effect of training, so neither is drawn.
     before, after = (run.before, run.after) if comparison else (None if run.after else run.before, None)
     last = run.finished or (int(run.history[-1][metrics.STEP]) if run.history else 1)
-    ends = [evaluation_line(step, one.summary.accuracy if one else None) for step, one in ((0, before), (last, after))]
-    history = [*ends[0], *run.history, *ends[1]]
+    start, end = (
+        [{metrics.STEP: step, **one.summary.logged()}] if one else [] for step, one in ((0, before), (last, after))
+    )
+    history = [*start, *run.history, *end]
     checkpoints = [path.name for path in run.directory.glob("checkpoint-*")]
     return Outcome(
         comparison,

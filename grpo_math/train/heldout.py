@@ -2,7 +2,6 @@
 
 from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.paired import compare
-from grpo_math.evaluation.summary import Summary
 from grpo_math.evaluation.tables import points
 from grpo_math.run import metrics
 
@@ -26,15 +25,6 @@ def heldout_metrics(name: str, evaluation: Evaluation) -> dict[str, float]:
         values[label] = share.value
         values[f"{label}_ci95_low"], values[f"{label}_ci95_high"] = share.ci95
     return {f"{metrics.EVAL_PREFIX}{name}_{figure}": value for figure, value in values.items()}
-
-
-def default_set_metrics(summary: Summary) -> dict[str, float]:
-    """Return the metrics that the findings compare with before.json and after.json, which are over the same set."""
-    return {
-        metrics.HELDOUT_ACCURACY: summary.accuracy.value,
-        metrics.HELDOUT_IN_FORMAT: summary.accuracy_in_format,
-        metrics.HELDOUT_N: summary.n,
-    }
 
 
 def best_and_last(best: Evaluation, last: Evaluation, step: int) -> str:

@@ -381,7 +381,7 @@ class TrainingRun:
         for one in self.setup.problems.evaluation.during:
             evaluation = self.score(one, progress=False)
             values |= heldout.heldout_metrics(folder_name(one.data), evaluation)
-            values |= {} if self.run.heldout else heldout.default_set_metrics(evaluation.summary)
+            values |= {} if self.run.heldout else evaluation.summary.logged()
         return values
 
 

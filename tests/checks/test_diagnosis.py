@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from grpo_math.checks.diagnosis import CHECKS, diagnose
 from grpo_math.checks.live import Diagnosis
-from grpo_math.checks.series import evaluation_line
 from grpo_math.evaluation.evaluation import Evaluation, write
-from grpo_math.evaluation.summary import Record, Share, summarize
+from grpo_math.evaluation.summary import Record, summarize
 from grpo_math.grading import GRADER
 from grpo_math.report.plots import PLOTS, curves
 from grpo_math.run import metrics
@@ -115,7 +114,7 @@ def without_heldout(lines):
 
 
 def scored(step, accuracy, n=64):
-    return evaluation_line(step, Share(accuracy, [], n))
+    return [{metrics.STEP: step, metrics.HELDOUT_ACCURACY: accuracy, metrics.HELDOUT_N: n}]
 
 
 def evaluated(before, after, *between):
