@@ -39,11 +39,10 @@ class Remedy(NamedTuple):
 
     def values(self, plan: MemoryPlan) -> list[Json]:
         """Return the changes that have an effect."""
-        settings = plan.settings
-        is_useless = self.gpu_only and settings.use_cpu
-        if is_useless:
+        if self.gpu_only and plan.settings.use_cpu:
             return []
-        return [one for one in self.changes(plan) if any(getattr(settings, name) != new for name, new in one.items())]
+        before = plan.settings
+        return [one for one in self.changes(plan) if any(getattr(before, name) != new for name, new in one.items())]
 
 
 def _half(plan: MemoryPlan) -> Json:
