@@ -56,8 +56,8 @@ def evaluate_engine(
     evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The evaluation of a
     model in memory starts again, because the model has no name to compare.
 
-    ``about`` adds settings, and ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the
-    grader's own. ``grades`` replaces the grader. ``progress``: a bar, or the bar of several evaluations.
+    ``about`` adds settings, ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the grader's
+    own. ``grades`` replaces the grader. ``progress``: a bar, or that of several evaluations.
     """
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
@@ -67,7 +67,7 @@ def evaluate_engine(
     if engine.named and output is not None:
         settings |= engine.files_identity(request)
     file = None if output is None else results_file(Path(output), settings)
-    # A model in memory has no name or file to compare, so its stored answers may be of other weights.
+    # The stored answers of a model in memory, which has no name, may be of other weights.
     journal = _journal(file) if file and engine.named else None
     known = stored(journal, settings) if journal else []
     grade = grades or partial(_grades, timeout=grade_timeout)
@@ -84,10 +84,7 @@ def evaluate_engine(
     by_key = {record.key: record for part, _ in parts for record in part}
     records = [by_key[str(row["id"]), sample] for row in problems for sample in range(sampling.samples)]
     evaluation = Evaluation(
-        settings,
-        summarize(records, sampling.samples),
-        records,
-        # The same on all ranks.
+        *(settings, summarize(records, sampling.samples), records),
         seconds=max(seconds for _, seconds in parts),
         versions=versions(),
         first_prompt=problems[0]["prompt"],
