@@ -17,7 +17,7 @@ from grpo_math.checks import Finding
 from grpo_math.checks.check_model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import ConfigError, UserError, require_choice
-from grpo_math.generation.dtypes import dtype_error, has_bfloat16
+from grpo_math.generation import dtypes
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
@@ -104,9 +104,9 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     s, gpus = setup.settings, () if setup.settings.use_cpu else capabilities()
     if gpus:
         # Reading the config of a model may use the network, and only float16 depends on the family.
-        in_float16 = s.fp16 or not has_bfloat16(min(gpus))
+        in_float16 = s.fp16 or not dtypes.has_bfloat16(min(gpus))
         family = setup.model_config.get("model_type", "") if in_float16 else ""
-        if error := dtype_error(s, min(gpus), family):
+        if error := dtypes.dtype_error(s, min(gpus), family):
             raise error
     kernel = s.attn_implementation or "sdpa"
     if not {"/", "|"} & set(kernel):
@@ -193,7 +193,7 @@ def disk(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     trained = memory.trainable(setup.shape, resolve(s))
     # The final weights are written while the last checkpoint still exists.
-    width = 2 if s.dtype in ("bfloat16", "float16") and not s.use_peft else 4
+    width = 4 if s.use_peft else dtypes.number_formats(s, "float32").width
     needed = width * trained
     if s.save_strategy != "no":
         needed += width * trained + memory.optimizer_bytes(trained, s.optim, width)

@@ -23,10 +23,10 @@ from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.generation import vllm_server
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import Generate, ask_each, read_off, stop_ids, with_model
+from grpo_math.generation.dtypes import inference_dtype
 from grpo_math.generation.models import (
     check_weights,
     context_length,
-    inference_dtype,
     load_adapter,
     load_base,
     load_tokenizer,

@@ -1,10 +1,12 @@
-"""The number formats that a GPU computes in. Training, `grpo-math doctor` and `grpo-math plan` share these rules.
+"""The number formats that a run computes in. Training, evaluation, `grpo-math doctor` and `grpo-math plan` share these
+rules.
 
 A GPU without bfloat16 computes in float16, whose largest number is 65504 and whose gradients need a loss scale.
 """
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.names import overflow_report
@@ -22,34 +24,44 @@ def has_bfloat16(capability: float | None) -> bool:
     return capability is None or capability >= BFLOAT16_SINCE
 
 
-def auto_dtype(half: str, *, use_peft: bool, fp16: bool, has_copy: bool = False) -> str:
-    """Return the format of the weights for ``dtype: auto`` on a device that computes in ``half``.
+class NumberFormats(NamedTuple):
+    """The format of the weights, and what autocast computes matrix products in: bfloat16, float16, or neither."""
+
+    dtype: str | None
+    bf16: bool
+    fp16: bool
+
+    @property
+    def width(self) -> int:
+        """Return the bytes of a weight."""
+        return 2 if self.dtype in ("bfloat16", "float16") else 4
+
+
+def number_formats(settings: RunSettings, half: str, *, has_copy: bool = False) -> NumberFormats:
+    """Return the formats of a run on a device that computes in ``half``: bfloat16, float16, or float32 for neither.
 
     ``has_copy``: DeepSpeed or FSDP keeps a float32 copy of trained weights. Without a copy, rounding removes AdamW's
     steps at a learning rate of 1e-6. torch's loss scale, which ``fp16`` turns on, refuses trained float16 weights.
 
-    >>> auto_dtype("float16", use_peft=True, fp16=True), auto_dtype("float16", use_peft=False, fp16=True)
-    ('float16', 'float32')
-    >>> [auto_dtype("bfloat16", use_peft=False, fp16=False, **copy) for copy in ({}, {"has_copy": True})]
-    ['float32', 'bfloat16']
+    >>> lora, full = RunSettings({"dtype": "auto", "use_peft": True}), RunSettings({"dtype": "auto"})
+    >>> [number_formats(lora, half) for half in ("bfloat16", "float16")]  # an adapter on a frozen base
+    [NumberFormats(dtype='bfloat16', bf16=True, fp16=False), NumberFormats(dtype='float16', bf16=False, fp16=True)]
+    >>> number_formats(lora, "float32")  # a CPU
+    NumberFormats(dtype='float32', bf16=False, fp16=False)
+    >>> [number_formats(full, half).dtype for half in ("bfloat16", "float16")]  # all weights are trained
+    ['float32', 'float32']
+    >>> [number_formats(full, half, has_copy=True).dtype for half in ("bfloat16", "float16")]
+    ['bfloat16', 'float32']
+    >>> number_formats(RunSettings({"dtype": "bfloat16", "bf16": False}), "float16")  # what the recipe names stays
+    NumberFormats(dtype='bfloat16', bf16=False, fp16=False)
     """
-    frozen_or_copied = use_peft and fp16 if half == "float16" else use_peft or has_copy
-    return half if frozen_or_copied else "float32"
-
-
-def automatic(settings: RunSettings, capability: float | None) -> dict[str, Any]:
-    """Return the settings that training chooses on a GPU without bfloat16, in place of ``auto`` and of an unset bf16.
-
-    >>> automatic(RunSettings({"dtype": "auto", "use_peft": True}), 7.5)
-    {'bf16': False, 'fp16': True, 'dtype': 'float16'}
-    """
-    if has_bfloat16(capability):
-        return {}
-    chosen: dict[str, Any] = {"bf16": False, "fp16": True} if settings.bf16 is None else {}
-    if settings.dtype == "auto":
-        fp16 = chosen.get("fp16", settings.fp16)
-        chosen["dtype"] = auto_dtype("float16", use_peft=settings.use_peft, fp16=fp16)
-    return chosen
+    bf16, fp16, dtype = settings.bf16, settings.fp16, settings.dtype
+    if bf16 is None:
+        bf16, fp16 = half == "bfloat16" and not fp16, fp16 or half == "float16"
+    if dtype == "auto":
+        frozen_or_copied = settings.use_peft and fp16 if half == "float16" else settings.use_peft or has_copy
+        dtype = half if frozen_or_copied else "float32"
+    return NumberFormats(dtype, bf16, fp16)
 
 
 def corrections(settings: RunSettings, capability: float | None, family: str = "") -> dict[str, Any]:
@@ -58,7 +70,7 @@ def corrections(settings: RunSettings, capability: float | None, family: str = "
     >>> corrections(RunSettings({"dtype": "bfloat16", "bf16": True, "use_peft": True}), 7.5)
     {'dtype': 'auto', 'bf16': False, 'fp16': True}
     """
-    trained = settings.derived(**automatic(settings, capability))
+    trained = number_formats(settings, "bfloat16" if has_bfloat16(capability) else "float16")
     if overflow_report(family) and (trained.fp16 or trained.dtype == "float16"):
         return FLOAT32
     if has_bfloat16(capability):
@@ -87,3 +99,41 @@ def dtype_error(settings: RunSettings, capability: float | None, family: str = "
     name = next(iter(changes))
     remedy = ", ".join(f"{field}: {json.dumps(value)}".replace('"', "") for field, value in changes.items())
     return ConfigError(name, getattr(settings, name), reason, f"set {remedy}")
+
+
+def inference_dtype(path: str) -> str:
+    """Return the format in which to load a model without training: `fast_dtype`, or float32 if float16 overflows."""
+    from transformers import AutoConfig
+
+    dtype = fast_dtype()
+    if dtype != "float16":
+        return dtype
+    family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
+    return "float32" if overflow_report(family) else dtype
+
+
+def gpu_dtype() -> str:
+    """Return the 16-bit format that the accelerator computes in, or ``float32`` without an accelerator.
+
+    transformers also counts cards that emulate bfloat16 (T4, V100, RTX 20xx). They compute in float16.
+    """
+    import torch
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    if torch.cuda.is_available():
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16" if is_torch_bf16_gpu_available() else "float32"
+
+
+def fast_dtype(use_cpu: bool = False) -> str:
+    """Return `gpu_dtype` on a GPU, ``bfloat16`` on CPUs with bfloat16 instructions, and ``float32`` on other CPUs.
+
+    bfloat16 is faster than float32 on a CPU with AVX512-BF16 or AMX, and slower on other CPUs.
+    """
+    import torch
+
+    if torch.cuda.is_available() and not use_cpu:
+        return gpu_dtype()
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text() if cpu.exists() else ""  # only on Linux
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"

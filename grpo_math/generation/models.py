@@ -14,7 +14,6 @@ from warnings import catch_warnings, filterwarnings
 
 from grpo_math.errors import ConfigError, UserError, as_config_error, first_line
 from grpo_math.generation.embedded import embedded_model
-from grpo_math.generation.names import overflow_report
 from grpo_math.run.bar import transformers_bars
 from grpo_math.system.reading import home, is_folder, near, read_json
 from grpo_math.system.replaced import replaced
@@ -304,41 +303,3 @@ def refuse_dropout_of_experts(message: str, model: str) -> None:
     """Raise `UserError` if peft's ``message`` refuses dropout, because it adapts stacked experts as one parameter."""
     if "ParamWrapper does not work with lora_dropout" in message:
         raise UserError(f"lora_dropout above 0 does not work with the stacked experts of {model}: set it to 0.0")
-
-
-def inference_dtype(path: str) -> str:
-    """Return the format in which to load a model without training: `fast_dtype`, or float32 if float16 overflows."""
-    from transformers import AutoConfig
-
-    dtype = fast_dtype()
-    if dtype != "float16":
-        return dtype
-    family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
-    return "float32" if overflow_report(family) else dtype
-
-
-def gpu_dtype() -> str:
-    """Return the 16-bit format that the accelerator computes in, or ``float32`` without an accelerator.
-
-    transformers also counts cards that emulate bfloat16 (T4, V100, RTX 20xx). They compute in float16.
-    """
-    import torch
-    from transformers.utils import is_torch_bf16_gpu_available
-
-    if torch.cuda.is_available():
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    return "bfloat16" if is_torch_bf16_gpu_available() else "float32"
-
-
-def fast_dtype(use_cpu: bool = False) -> str:
-    """Return `gpu_dtype` on a GPU, ``bfloat16`` on CPUs with bfloat16 instructions, and ``float32`` on other CPUs.
-
-    bfloat16 is faster than float32 on a CPU with AVX512-BF16 or AMX, and slower on other CPUs.
-    """
-    import torch
-
-    if torch.cuda.is_available() and not use_cpu:
-        return gpu_dtype()
-    cpu = Path("/proc/cpuinfo")
-    flags = cpu.read_text() if cpu.exists() else ""  # only on Linux
-    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"

@@ -10,6 +10,7 @@ plan.py decides whether a recipe fits.
 
 from typing import NamedTuple
 
+from grpo_math.generation.dtypes import number_formats
 from grpo_math.planner.cards import TABLES
 from grpo_math.planner.model import Shape, wanted_modules
 from grpo_math.planner.settings import Json, Settings, Zero
@@ -58,14 +59,11 @@ def precision(settings: RunSettings, zero: Zero, deepspeed: Settings | None) -> 
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a
     quantised base (arXiv 2305.14314, section 3), which trainer/float16.py undoes. TRL leaves them in the base's dtype
     under ZeRO-3. Under DeepSpeed, accelerate replaces autocast with DeepSpeed's 16-bit mode, which casts everything.
-    ``auto`` is 16 bit on a GPU, except for trained weights without a float32 copy (generation/dtypes.py). On a CPU it
-    is counted as float32, the upper bound.
+    A CPU is counted as one without 16-bit formats, the upper bound.
     """
-    cpu, config = settings.use_cpu, deepspeed or {}
-    auto = settings.dtype == "auto" and not cpu and (settings.use_peft or zero.active)
-    stream = 2 if auto or settings.dtype in ("bfloat16", "float16") else 4
-    # The config turns bf16 on by default if the GPU has it, and leaves it off on a CPU (trainer/config.py).
-    autocast = bool(settings.fp16 or (not cpu if settings.bf16 is None else settings.bf16))
+    config = deepspeed or {}
+    formats = number_formats(settings, "float32" if settings.use_cpu else "bfloat16", has_copy=zero.active)
+    stream, autocast = formats.width, formats.bf16 or formats.fp16
     enabled = [config[name].get("enabled") for name in ("bf16", "fp16") if name in config]
     # transformers replaces auto in DeepSpeed's file by the training arguments.
     if zero.active and (autocast if not enabled or "auto" in enabled else any(enabled)):

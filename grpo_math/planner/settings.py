@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.dtypes import automatic
+from grpo_math.generation.dtypes import has_bfloat16, number_formats
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.run_settings import RunSettings
 
@@ -42,7 +42,8 @@ def resolve(settings: RunSettings, capability: float | None = None) -> RunSettin
     grpo_math.planner.settings.NotPlanned: optim='adamw' is not known to the plan: use one of adamw_torch, \
 adamw_torch_fused, adamw_bnb_8bit, adamw_8bit, paged_adamw_8bit, paged_adamw_32bit, sgd
     """
-    settings = settings.derived(**automatic(settings, capability))
+    if not has_bfloat16(capability):
+        settings = settings.derived(**number_formats(settings, "float16")._asdict())
     kernel, in_4bit = settings.attn_implementation or "sdpa", settings.load_in_4bit
     optimizers = f"use one of {', '.join(OPTIMIZERS)}"
     refusals = {

@@ -8,10 +8,11 @@ from typing import Any
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from grpo_math.generation.dtypes import auto_dtype
-from grpo_math.generation.models import explain_weight_errors, fast_dtype, model_path, refuse_dropout_of_experts
+from grpo_math.generation.dtypes import fast_dtype, number_formats
+from grpo_math.generation.models import explain_weight_errors, model_path, refuse_dropout_of_experts
 from grpo_math.rewards.inputs import Reward
 from grpo_math.run.weights import checkpoint_kinds
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
@@ -31,13 +32,10 @@ def build_trainer(
     ``rows``: a list of problems or a `datasets.Dataset`. ``tools``: the `Toolbox` of its evaluations.
     """
     path = model_path(model_args.model_name_or_path)
-    if model_args.dtype == "auto":
-        model_args.dtype = auto_dtype(
-            fast_dtype(config.use_cpu),
-            fp16=config.fp16,
-            use_peft=model_args.use_peft,
-            has_copy=bool(checkpoint_kinds(config)),
-        )
+    stated = {"dtype": model_args.dtype, "use_peft": model_args.use_peft, "bf16": config.bf16, "fp16": config.fp16}
+    model_args.dtype = number_formats(
+        RunSettings(stated), fast_dtype(config.use_cpu), has_copy=bool(checkpoint_kinds(config))
+    ).dtype
     options: Any = config.model_init_kwargs or {}
     config.model_init_kwargs = {
         "revision": model_args.model_revision,

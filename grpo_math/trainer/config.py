@@ -22,10 +22,11 @@ from trl import GRPOConfig
 from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
-from grpo_math.generation.models import gpu_dtype
+from grpo_math.generation.dtypes import gpu_dtype, number_formats
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
 from grpo_math.settings.own import TrainerFields
+from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.replaced import replaced
 from grpo_math.system.user_functions import is_user_function
@@ -36,9 +37,8 @@ class MathGRPOConfig(TrainerFields, GRPOConfig):
     def __post_init__(self) -> None:
         # TRL's default would turn bf16 on for a CPU, too, and transformers would then refuse to start.
         if self.bf16 is None:
-            dtype = gpu_dtype()
-            self.fp16 = self.fp16 or (dtype == "float16" and not self.use_cpu)
-            self.bf16 = dtype == "bfloat16" and not self.fp16
+            half = "float32" if self.use_cpu else gpu_dtype()
+            _, self.bf16, self.fp16 = number_formats(RunSettings({"bf16": None, "fp16": self.fp16}), half)
         # Before TRL's checks: transformers' checks start the device, and TRL makes some of these only after a rollout.
         for name in ("log_level", "log_level_replica"):
             setattr(self, name, str(getattr(self, name)).lower())

@@ -28,7 +28,8 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
-from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.dtypes import fast_dtype
+from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.problems.datasets import load_problems
 from grpo_math.rewards import load_reward
 from grpo_math.settings.shipped import find

@@ -41,7 +41,8 @@ from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer
-from grpo_math.generation.models import fast_dtype, load_tokenizer, model_path
+from grpo_math.generation.dtypes import fast_dtype
+from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.packing import altered, attention
 from grpo_math.trainer.step_cost import measure_steps
 

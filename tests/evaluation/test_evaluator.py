@@ -17,7 +17,7 @@ from grpo_math.evaluation.evaluation import journal_file, read
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.stats import wilson_for_means
 from grpo_math.generation.completions import batch_seed
-from grpo_math.generation.models import inference_dtype
+from grpo_math.generation.dtypes import inference_dtype
 from grpo_math.generation.request import Request
 from grpo_math.grading import GRADER
 from grpo_math.problems.datasets import load_problems

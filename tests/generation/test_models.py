@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeli
 from transformers.utils import logging
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation import embedded, models
+from grpo_math.generation import dtypes, embedded, models
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -167,8 +167,8 @@ def test_the_config_of_a_name_is_the_hubs_and_what_its_client_raises_is_one_line
 def test_a_family_that_overflows_is_loaded_in_float32_if_float16_is_fast(small, tmp_path, monkeypatch):
     AutoConfig.for_model("gemma3_text").save_pretrained(tmp_path)
     for dtype, expected in (("bfloat16", "bfloat16"), ("float16", "float32")):
-        monkeypatch.setattr(models, "fast_dtype", lambda dtype=dtype: dtype)
-        assert (models.inference_dtype(small), models.inference_dtype(str(tmp_path))) == (dtype, expected)
+        monkeypatch.setattr(dtypes, "fast_dtype", lambda dtype=dtype: dtype)
+        assert (dtypes.inference_dtype(small), dtypes.inference_dtype(str(tmp_path))) == (dtype, expected)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_bfloat16_is_for_hardware_that_computes_in_it(gpu, use_cpu, flags, dtype
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpu and not including_emulation)
     monkeypatch.setattr(Path, "read_text", lambda path: flags)
-    assert models.fast_dtype(use_cpu) == dtype
+    assert dtypes.fast_dtype(use_cpu) == dtype
 
 
 def test_the_embedded_model_is_made_once(tmp_path, monkeypatch, small):

@@ -56,7 +56,9 @@ def test_a_card_that_only_emulates_bfloat16_trains_in_float32(computes, monkeypa
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or computes
     )
-    assert config(MathGRPOConfig, tmp_path, bf16=None).bf16 is computes
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert config(MathGRPOConfig, tmp_path, bf16=None, use_cpu=False).bf16 is computes
+    assert not config(MathGRPOConfig, tmp_path, bf16=None, use_cpu=True).bf16
 
 
 MODULE = """
