@@ -22,7 +22,7 @@ from grpo_math.system.streams import Answer, say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--config", metavar="RECIPE", help="a file, or the name of a shipped recipe")
-    add("--list_models", action="store_true", help="list the models that need neither network nor measuring")
+    add("--list_models", action="store_true", help="list the models that need no network")
     add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
     add("--nodes", type=int, metavar="N", help="nodes of a SLURM job, with --gpus each: print its sbatch line, too")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
@@ -96,7 +96,7 @@ def _read_recipe(args: argparse.Namespace) -> RunSettings:
         print(line, file=sys.stderr)
     recipe = parsed.raise_first_problem().settings
     if not shipped_config(recipe.model_name_or_path) and (note := cache_only([], recipe.model_name_or_path)):
-        say("plan", note)
+        say("hub", note)
     return recipe
 
 

@@ -106,10 +106,9 @@ def inference_dtype(path: str) -> str:
     from transformers import AutoConfig
 
     dtype = fast_dtype()
-    if dtype != "float16":
-        return dtype
-    family = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
-    return "float32" if overflow_report(family) else dtype
+    if dtype == "float16" and overflow_report(AutoConfig.from_pretrained(path, trust_remote_code=False).model_type):
+        return "float32"
+    return dtype
 
 
 def gpu_dtype() -> str:

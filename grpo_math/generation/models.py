@@ -21,6 +21,8 @@ from grpo_math.system.replaced import replaced
 # RoPEs that choose their frequencies by the largest position of a pass.
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
+WITHOUT_HUB = "grpo-math plan needs only a folder with config.json, and nothing for the models of plan --list_models"
+
 
 def model_path(name: str | None) -> str:
     """Return a name for `from_pretrained`: the folder of the embedded model, or the name itself."""
@@ -73,14 +75,19 @@ def config_file(name: str | None, revision: str = "main", offline: bool = False)
     # huggingface_hub reads the variable when it is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return Path(hf_hub_download(path, "config.json", revision=revision, etag_timeout=5, local_files_only=offline))
     # The Hub's client raises a dozen kinds of errors, for a bad name and for a broken network.
     except Exception as error:
-        cause = type(error.__cause__ or error).__name__
-        reason = f"is neither a folder here nor in the Hub's cache, and did not come from the Hub ({cause})"
-        remedy = "give a folder, a Hub id, or 'embedded'; hf auth login for a private model"
+        cause = error.__cause__ or error
+        reason = (
+            f"is neither a folder here nor in the Hub's cache, and did not come from the Hub ({type(cause).__name__})"
+        )
+        remedy = "give a folder, a Hub id, or 'embedded'; "
+        # A token helps only if the Hub has answered.
+        remedy += "hf auth login for a private model" if isinstance(cause, HfHubHTTPError) else WITHOUT_HUB
         raise ConfigError("model_name_or_path", name, reason, remedy) from None
 
 

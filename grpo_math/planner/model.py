@@ -17,17 +17,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from select import select
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.generation.models import config_file, refuse_dropout_of_experts
 from grpo_math.planner.settings import Json, NotPlanned, Settings
+from grpo_math.run.bar import Bar
 from grpo_math.run.files import remembered
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import read_json
 
 FORMAT = 8  # version of measure.py's answers
+BAR, INTERVAL = "{desc} {bar:20} {elapsed}", 0.5  # of the bar, and the seconds between its moves
 # Fields of a config.json that do not change a shape.
 IGNORED_KEYS = (*("torch_dtype", "dtype", "transformers_version", "_name_or_path", "use_cache"), "quantization_config")
 
@@ -159,6 +162,10 @@ def _request(source: str, config: Json, how: Json | None) -> Json:
     worker = _worker()
     try:
         worker.stdin.write(json.dumps([config, how]) + "\n")
+        # In a terminal alone, until the line of the answer is there.
+        with Bar(desc="plan     measuring", total=30, bar_format=BAR, leave=False, disable=None) as bar:
+            while not select([worker.stdout], [], [], INTERVAL)[0]:
+                bar.update(INTERVAL)
         # The line of a worker that has ended is empty, which json refuses with a ValueError.
         return dict(json.loads(worker.stdout.readline()))
     except (OSError, ValueError):
@@ -169,13 +176,7 @@ def read_config(name: str | None, revision: str = "main", offline: bool = False)
     """Return the config.json of a shipped model, of a local folder or of the Hub. Raises `UserError`."""
     if fields := shipped_config(name):
         return fields
-    try:
-        return dict(read_json(config_file(name, revision, offline)))
-    except ConfigError as error:
-        remedy = (
-            "a folder with the model's config.json is enough, and plan --list_models names models that need neither"
-        )
-        raise ConfigError(error.field, error.value, error.reason, f"{error.remedy}; {remedy}") from None
+    return dict(read_json(config_file(name, revision, offline)))
 
 
 def shipped_config(name: str | None) -> Json | None:

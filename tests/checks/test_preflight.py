@@ -502,7 +502,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {},
             [
                 "error: model_name_or_path='me/mine' is neither a folder here nor in the Hub's cache, and did not come "
-                "from the Hub (OfflineModeIsEnabled). Remedy: give a folder, a Hub id, or 'embedded'; hf auth login"
+                "from the Hub (OfflineModeIsEnabled). Remedy: give a folder, a Hub id, or 'embedded'; grpo-math plan"
             ],
         ),
     ],

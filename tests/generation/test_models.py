@@ -6,9 +6,11 @@ import errno
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
+from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from small_generation import SIZES, small_model
 from tokenizers.normalizers import Lowercase
@@ -161,6 +163,10 @@ def test_the_config_of_a_name_is_the_hubs_and_what_its_client_raises_is_one_line
     assert asked == [("owner/name", "config.json")]
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *given, **options: 1 / 0)
     with pytest.raises(ConfigError, match=r"'owner/name' is neither a folder here nor .*\(ZeroDivisionError\): give"):
+        models.config_file("owner/name")
+    refused = RepositoryNotFoundError("401", response=Mock(headers={}))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", Mock(side_effect=refused))
+    with pytest.raises(ConfigError, match="hf auth login for a private model"):
         models.config_file("owner/name")
 
 

@@ -390,12 +390,21 @@ def test_without_a_network_the_hub_is_asked_once_and_the_models_that_need_none_a
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", Mock(side_effect=OSError("offline")))
-    assert main(["plan", "--config", recipe(tmp_path, model_name_or_path="no/such"), *ONE, "24"]) == 2
-    note, error = capsys.readouterr().err.splitlines()
+    words, lines = ["--config", recipe(tmp_path, model_name_or_path="no/such")], []
+    for command in (
+        ["plan", *words, *ONE, "24"],
+        ["train", *words, "--use_cpu", "true", "--output_dir", str(tmp_path / "run")],
+    ):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        assert main(command) == 2
+        lines.append(capsys.readouterr().err.splitlines())
+    assert lines[0] == lines[1]
+    note, error = lines[0]
     assert note.endswith("does not answer in 5 seconds: only files in the Hub's cache are read")
-    assert error.endswith("config.json is enough, and plan --list_models names models that need neither")
+    assert error.endswith("needs only a folder with config.json, and nothing for the models of plan --list_models")
     assert main(["plan", "--list_models"]) == 0
-    assert "Qwen/Qwen2.5-1.5B" in capsys.readouterr().out.splitlines()
+    listed = capsys.readouterr().out.splitlines()
+    assert {"Qwen/Qwen2.5-1.5B", "google/gemma-3-12b", "Qwen/Qwen3-30B-A3B"} <= {*listed}
 
 
 def test_a_plan_needs_neither_network_nor_torch():
