@@ -56,8 +56,8 @@ def evaluate_engine(
     evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The evaluation of a
     model in memory starts again, because the model has no name to compare.
 
-    ``about`` adds settings, ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the grader's
-    own. ``grades`` replaces the grader. ``progress``: a bar, or that of several evaluations.
+    ``about`` adds settings, ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the time
+    limit of the grader. ``grades`` replaces the grader. ``progress``: a bar, or that of several evaluations.
     """
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
