@@ -110,7 +110,10 @@ _QUOTED = re.compile(r"""["“„「『«]((?:[^"”」』»\\\n]|\\.){1,400})["
 _AFFIRMED = re.compile(r"(?i:yes|no|true|false)[,.;:!] ")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
-_CHOICES = re.compile(rf"{START}(?<![\d(]){_ONE}(?:(?:,? (?:and|or) |[,/] ?){_ONE}(?![A-Za-z\d]))+")
+_MAYBE = "(?:maybe|perhaps|possibly)"
+_CHOICES = re.compile(
+    rf"{START}(?<![\d(]){_ONE}(?:(?:,? (?:(?:and|or)(?: {_MAYBE})?|{_MAYBE}) |[,/] ?){_ONE}(?![A-Za-z\d]))+"
+)
 _IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
 _SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
 _POWER = re.compile(r"[A-Za-zμ]{1,3}\^\{?[23]\}?\.?")
@@ -146,9 +149,13 @@ _JOINING = re.compile(
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
 _RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
-_PURPOSE = re.compile(
-    r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b"
-)  # the rest describes the value
+# The rest of the sentence describes the value, unless a clause of its own has another: "12 dollars to buy 5, so 5".
+_PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b")
+_NEW_CLAUSE = re.compile(
+    r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not|giving|leaving|making)\b|, (?:or|it|that|this)\b"
+)
+# An equation that describes a letter: "x where x - 1" = 36.
+_UNSOLVED = re.compile(r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{1,40}\Z")
 _MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # "-5x" goes on: "- 3"
 _NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
 _NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
@@ -493,7 +500,8 @@ def _value(text: str, behind: bool = False) -> str:
         return text
     if len(values) > 1 and "=" not in text:
         purposes = (_PURPOSE.search(text, one.end(), two.start()) for one, two in pairwise(values))
-        if purpose := next(filter(None, purposes), None):
+        purpose = next(filter(None, purposes), None)
+        if purpose and not _NEW_CLAUSE.search(text, purpose.end(), values[-1].start()):
             return _value(text[: purpose.start()], behind)
     if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
         return text if not (values and _CHOICE.fullmatch(values[0].group())) else _choice(text, values[0])
@@ -521,6 +529,8 @@ def _value(text: str, behind: bool = False) -> str:
     if _CHOICE.fullmatch(value) and not changed:
         return _choice(text, chosen)
     start = changed.start() if changed else chosen.start()
+    if equal >= 0 and (unsolved := _UNSOLVED.search(text, 0, equal)):
+        start = unsolved.start()
     if equal >= 0 and (more := _MORE.match(text, chosen.end())) and not _NOT.search(text, 0, chosen.start()):
         return text[start : more.end()]
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
