@@ -92,7 +92,7 @@ CHECKS: dict[str, Check] = {
     ),
     "truncation": Check(
         "too many completions are cut at the length limit",
-        "an answer that is cut off is graded wrong",
+        "a completion that is cut off is outside the format, and mostly has no answer",
         "allow longer completions",
     ),
     "none_correct": Check(
@@ -192,7 +192,7 @@ def diagnose(
     >>> lines = [{"step": i, "completions/clipped_ratio": 0.31} for i in range(1, 31)]
     >>> [finding] = diagnose(lines, {"max_completion_length": 256})
     >>> finding.message
-    'too many completions are cut at the length limit: 31% in steps 21 to 30; an answer that is cut off is graded ...'
+    'too many completions are cut at the length limit: 31% in steps 21 to 30; a completion that is cut off is outside ...'
     >>> finding.remedy
     'allow longer completions: max_completion_length: 512'
     """

@@ -24,7 +24,7 @@ from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.summary import CALLS, PARTS, Record, as_published, category, summarize
 from grpo_math.evaluation.toolbox import Toolbox, conversing
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.completions import batch_seed, batches, token_ids
+from grpo_math.generation.completions import batch_seed, batches, token_ids, with_open_thoughts
 from grpo_math.generation.request import DEFAULT_REQUEST, Request
 from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.rewards.inputs import row_format
@@ -70,7 +70,7 @@ def evaluate_engine(
     # The stored answers of a model in memory, which has no name, may be of other weights.
     journal = _journal(file) if file and engine.named else None
     known = stored(journal, settings) if journal else []
-    grade = grades or partial(_grades, timeout=grade_timeout)
+    grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
 
     def answer_share(rows: Sequence[Row], share: int) -> tuple[list[Record], float]:
         # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
@@ -185,10 +185,18 @@ def _answer(
     return [records[key] for key in keys]
 
 
-def _grades(rows: Sequence[Row], completions: Sequence[Completion], timeout: float | None) -> list[Grade]:
+def _grades(
+    tokenizer: Any,
+    template: Mapping[str, Any],
+    timeout: float | None,
+    rows: Sequence[Row],
+    completions: Sequence[Completion],
+) -> list[Grade]:
+    prompts, texts = [row["prompt"] for row in rows], [completion.text for completion in completions]
+    ids = [completion.tokens for completion in completions]
     grades = grade_batch(
         [row["answer"] for row in rows],
-        [completion.text for completion in completions],
+        with_open_thoughts(tokenizer, prompts, texts, ids, **template),
         answer_format=[row_format(row) for row in rows],
         timeout=timeout or TIMEOUT,
     )

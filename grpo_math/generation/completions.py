@@ -50,6 +50,29 @@ def token_ids(
     return [encoding["input_ids"] for encoding in encoded]
 
 
+def with_open_thoughts(
+    tokenizer: Any, prompts: Sequence[Any], texts: Sequence[str], ids: Sequence[Sequence[int]], **template: Any
+) -> list[str]:
+    """Return the texts for the grader: with the ``<think>`` that the prompt has opened, if the completion has no end.
+
+    The grader finds no answer in a thought that does not end. ``ids``: the tokens of the completions, because a text may
+    be parsed. ``template``: arguments of the chat template.
+
+    >>> with_open_thoughts(None, ["1 + 1? <think>", "1 + 1? <think>", "1 + 1?"], ["2", "so </think> 2", "2"], [[]] * 3)
+    ['<think>2', 'so </think> 2', '2']
+    """
+    texts, chat = list(texts), ""
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            settings = {**template, "add_generation_prompt": True, "tokenize": False}
+            chat = chat or tokenizer.apply_chat_template([{"role": "user", "content": "x"}], **settings)
+            prompt = chat
+        is_open = prompt.rstrip().endswith("<think>") and "</think>" not in texts[row]
+        if is_open and not (ids[row] and "</think>" in tokenizer.decode(ids[row])):
+            texts[row] = f"<think>{texts[row]}"
+    return texts
+
+
 def batches(ids: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
     """Return the prompts of each batch: similar lengths together, against padding, and equal prompts side by side.
 

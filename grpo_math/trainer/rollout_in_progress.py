@@ -26,6 +26,7 @@ from grpo_math.algorithm.rows import Rows, loss_mask
 from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError, with_type_of
 from grpo_math.generation.canary import Canary
+from grpo_math.generation.completions import with_open_thoughts
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
 from grpo_math.rewards import REWARDS
@@ -292,9 +293,12 @@ class RolloutMaker:
 
     def grade(self, inputs: list[dict[str, Any]], completions: Sequence[Any]) -> list[Grade]:
         """Grade this rank's completions."""
+        trainer, texts = self.trainer, [completion_text(completion) for completion in completions]
+        template = {**trainer.chat_template_kwargs, "chat_template": trainer.chat_template}
+        prompts, ids = [row["prompt"] for row in inputs], self.draft.ids or [[]] * len(inputs)
         return grade_batch(
             [read_gold_answer(row) or "" for row in inputs],
-            [completion_text(completion) for completion in completions],
+            with_open_thoughts(trainer.processing_class, prompts, texts, ids, **template),
             answer_format=[row_format(row) for row in inputs],
             timeout=self.settings.grade_timeout,
         )

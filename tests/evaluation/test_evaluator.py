@@ -25,11 +25,21 @@ from grpo_math.run.bar import Bar
 
 
 def problem(name: str, text: str, gold: str, **more) -> dict:
-    return {"id": name, "problem": text, "prompt": f"{text}\n", "answer": gold, "answer_format": "gsm8k", **more}
+    return {"id": name, "problem": text, "prompt": f"{text}\n", "answer": gold, "answer_format": "gsm8k"} | more
 
 
 ROWS = [problem("a", "2 + 2?", "4", level=1), problem("b", "What is 3 + 4?", "7", level=2, tolerance=0.5)]
 TEXTS = {"2 + 2?": ["#### 4", "#### 5"], "3 + 4?": ["It is 7.", "#### 7.25", "so", "and so on"]}
+
+
+def test_a_thought_that_the_prompt_opens_and_that_does_not_end_has_no_answer(small, script):
+    script({"2 + 2?": ["#### 4", "so </think> #### 4"]})
+    rows = [problem("a", "2 + 2?", "4", prompt="2 + 2? <think>")]
+    answer = evaluate(small, rows, samples=2, temperature=0.5, max_new_tokens=30)
+    assert [(row["completion"], row["verdict"]) for row in answer["rows"]] == [
+        ("#### 4", "no_answer"),
+        ("so </think> #### 4", "correct"),
+    ]
 
 
 def test_the_results_by_hand(small, script, capsys, tmp_path):

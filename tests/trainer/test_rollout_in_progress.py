@@ -39,6 +39,27 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
     assert told == [0.25]
 
 
+def test_a_thought_that_the_prompt_or_the_template_opens_and_that_does_not_end_has_no_answer(ours):
+    trainer = ours("accuracy", ROWS)
+    rollouts, texts = trainer.grpo_math.rollouts, ["It is 7.", "so </think> It is 7."]
+    chat = [[{"role": "assistant", "content": text}] for text in texts]
+    messages, row = [{"role": "user", "content": "3 + 4?"}], {"answer": "7"}
+
+    def verdicts(prompt, completions):
+        rollouts.draft.ids = [[], []]
+        grades = rollouts.grade([{**row, "prompt": prompt}] * 2, completions)
+        return [str(grade.verdict) for grade in grades]
+
+    assert verdicts("3 + 4? <think>\n", texts) == ["no_answer", "correct"]
+    assert verdicts("3 + 4?", texts) == verdicts(messages, chat) == ["correct", "correct"]
+    trainer.processing_class.chat_template += "<think>"
+    assert verdicts(messages, chat) == ["no_answer", "correct"]
+    # TRL may have parsed the text: then the tokens have the end of the thought.
+    rollouts.draft.ids = [trainer.processing_class.encode(texts[1])]
+    [grade] = rollouts.grade([{**row, "prompt": messages}], chat[:1])
+    assert grade.verdict == "correct"
+
+
 @pytest.mark.parametrize("value", ["integer", ["latex"], 3, None])
 def test_a_column_answer_format_of_the_user_is_passed_on_and_asks_for_no_format(value, ours):
     seen = []
