@@ -192,7 +192,7 @@ def diagnose(
     >>> lines = [{"step": i, "completions/clipped_ratio": 0.31} for i in range(1, 31)]
     >>> [finding] = diagnose(lines, {"max_completion_length": 256})
     >>> finding.message
-    'too many completions are cut at the length limit: 31% in steps 21 to 30; a completion that is cut off is outside ...'
+    'too many completions are cut at the length limit: 31% in steps 21 to 30; a completion that is cut off ...'
     >>> finding.remedy
     'allow longer completions: max_completion_length: 512'
     """

@@ -55,8 +55,8 @@ def with_open_thoughts(
 ) -> list[str]:
     """Return the texts for the grader: with the ``<think>`` that the prompt has opened, if the completion has no end.
 
-    The grader finds no answer in a thought that does not end. ``ids``: the tokens of the completions, because a text may
-    be parsed. ``template``: arguments of the chat template.
+    The grader finds no answer in a thought that does not end. ``ids``: the tokens of the completions, because TRL may
+    have parsed the text. ``template``: arguments of the chat template.
 
     >>> with_open_thoughts(None, ["1 + 1? <think>", "1 + 1? <think>", "1 + 1?"], ["2", "so </think> 2", "2"], [[]] * 3)
     ['<think>2', 'so </think> 2', '2']

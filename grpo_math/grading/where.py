@@ -155,7 +155,9 @@ _NEW_CLAUSE = re.compile(
     r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not|giving|leaving|making)\b|, (?:or|it|that|this)\b"
 )
 # An equation that describes a letter: "x where x - 1" = 36.
-_UNSOLVED = re.compile(r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{1,40}\Z")
+_UNSOLVED = re.compile(
+    r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{0,40}(?:[-−+*/] ?\S{1,9}|\d[a-z]) ?\Z"
+)
 _MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # "-5x" goes on: "- 3"
 _NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
 _NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
@@ -216,7 +218,7 @@ def find(completion: str, answer_format: str | None = None, *, only_marked: bool
         phrases = _phrases(text, start=max((mark.end for mark in marks), default=0))
         marks += [phrase for phrase in phrases if not marks or not _is_remark(phrase, text)]
     if not marks:
-        return Found("" if only_marked else _last_value(text[-NEAR:]), "value")
+        return Found("" if only_marked else _last_value(without_list(text[-NEAR:])), "value")
     last = max(requested or marks, key=lambda mark: mark.start)
     return Found(_opened(last.text), last.how)
 
@@ -366,6 +368,7 @@ def _opened(text: str) -> str:
     """Return the content of the last box or phrase inside an answer, or the one value of a sentence, or the answer."""
     if text.isdigit():  # most answers to word problems; the search below takes longer than everything else
         return text
+    text = without_list(text) if len(text) <= NEAR else text
     for _ in range(3):
         inner = _boxes(text) or _phrases(text)
         if not inner:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
-from grpo_math.grading.vocabulary import in_english
+from grpo_math.grading.vocabulary import either, in_english
 
 CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
 
@@ -41,6 +41,10 @@ CHARACTERS = {
 }  # fmt: skip
 TABLE = str.maketrans(CHARACTERS)
 SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
+# A word with an accent behind a number is a unit: "48 ευρώ".
+GREEK_UNIT = re.compile(
+    rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?\Z"
+)
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
 MONEY = "\x01"  # replaces an escaped dollar sign while the dollar signs around mathematics are removed
@@ -152,6 +156,10 @@ FORMS = [
         (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
         (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
         (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
+        (r"(?<=\d\.)(\d+_)\{(\d+)\}", r"\1\2"),  # 0.11_{2}
+        (r" \(or ([^()]+)\)\Z", r" or \1"),
+        (r"(?<=\d)['’][^\W\d_]{2,5}\Z", ""),  # 48'dir
+        (r"(?:\A|(?<=[,;] ))\(([a-e])\) ?(?=-?[\d$\\])", r"\1 = "),  # (a) 3, (b) 5
         (
             r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
@@ -306,6 +314,7 @@ def _without_parenthesis(text: str) -> str:
 
 def _ascii(text: str) -> str:
     text = VULGAR.sub(lambda m: f"\\frac{{{unicodedata.normalize('NFKC', m.group()).replace('⁄', '}{')}}}", text)
+    text = GREEK_UNIT.sub("", text)
     text = re.sub("[⁰¹²³⁴-⁹⁻⁺ⁿ]+", lambda m: "^{" + m.group().translate(SUPERSCRIPT) + "}", text)
     text = re.sub("(?<=[A-Za-z])[₀-₉]+", lambda m: f"_{{{unicodedata.normalize('NFKC', m.group())}}}", text)
     text = re.sub("[㎟-㎦]", lambda m: re.sub(r"(\D+)(\d)", r" \1^\2", unicodedata.normalize("NFKC", m.group())), text)

@@ -370,6 +370,8 @@ class _Reader(Scanner):
             raise Unreadable(f"{word[:20]!r} is a word")
         if len(word) > 1 and word.isupper():  # a segment, an ordering or a word: not a product of letters
             return self.named(word)
+        if len(word) > 3 and word in notation.GREEK:
+            return self.named(word)
         self.at -= len(word) - 1  # letters that are factors: read the first
         if len(word) > 3:
             raise Unreadable(f"{word[:20]!r} is a word")

@@ -28,15 +28,18 @@ DAYS = "(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 DATE = re.compile(
     rf"(?:({MONTHS})\.? (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I
 )
-AMOUNT = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|[°'′\"″])\.?(?:,? and |, | )?(?=\d|\s|\Z)")
+AMOUNT = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|[°'′\"″¢])\.?(?:,? and |, | )?(?=\d|\s|\Z)")
+DOLLARS = re.compile(r"\A\\?\$ ?(\d{1,9}(?:\.\d{1,9})?)\Z")
 NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
 PRIMES = {"'": "arcminute", "′": "arcminute", '"': "arcsecond", "″": "arcsecond"}
+METRIC = ("m", "g", "L", "J", "W", "V", "A", "N", "Hz", "Pa", "eV", "Wh", "cal")
+POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "d": -1, "c": -2, "m": -3, "μ": -6, "n": -9}
 SIZES = {
     "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
     "month": ("months", 1), "year": ("months", 12), "cent": ("money", 1), "dollar": ("money", 100),
     "degree": ("angle", 3600), "arcminute": ("angle", 60), "arcsecond": ("angle", 1),
-    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1), "km": ("metres", 10**6),
-    "m": ("metres", 1000), "cm": ("metres", 10), "mm": ("metres", 1), "kg": ("grams", 1000), "g": ("grams", 1),
+    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1),
+    **{prefix + unit: (unit, 10 ** (power + 9)) for unit in METRIC for prefix, power in POWERS.items()},
 }  # fmt: skip
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
@@ -142,7 +145,10 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    same = _words(plain_gold) == _words(plain_answer) != "" or _listed(plain_gold) == _listed(plain_answer)
+    said = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
+    same = _words(plain_gold) in {_words(plain_answer), said and said[2]} - {""} or _listed(plain_gold) == _listed(
+        plain_answer
+    )
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     return EQUAL if same else UNDECIDED
@@ -186,8 +192,8 @@ def quantity(text: str) -> tuple[str, list[int], Fraction] | None:
     >>> quantity("2 hours 12 minutes"), quantity("5 apples")
     (('time', [3600, 60], Fraction(7920, 1)), None)
     """
-    parts = AMOUNT.findall(text)
-    if not parts or len(parts) > 4 or AMOUNT.sub("", text).strip():
+    parts = AMOUNT.findall(DOLLARS.sub(r"\1 dollars", text))
+    if not parts or len(parts) > 4 or AMOUNT.sub("", DOLLARS.sub("", text)).strip():
         return None
     measures = [PRIMES.get(word) or next(iter(measure(rf"\text{{{word}}}") or ()), "") for _, word in parts]
     if not all(name in SIZES for name in measures) or len({SIZES[name][0] for name in measures}) > 1:
