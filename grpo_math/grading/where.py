@@ -38,13 +38,12 @@ _TOKEN = re.compile(
     r"\\f?box(?:ed)?\s*(?P<open>\{)|\\f?box(?:ed)?(?![A-Za-z])\s*(?P<bare>(?:(?!\\(?:f?box|[])]|end))[^\n$])+)|\\.|[{}]",
     re.DOTALL,
 )
-# Text between the parts of one answer: separators, "and", "or", names such as "x =" and "(a)", a unit.
-_BETWEEN = re.compile(
-    r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
-    rf"(?:[\s$,;.&{{}}、]|\\(?:q?quad|text|mbox|[][()\\,; ])|{either('and')}"
-    rf"|{either('or')}(?: (?!{either('and', 'or')})[a-z]{{1,9}}(?![A-Za-z]))?"
-    r"|\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\))*"
-)
+# Text between the parts of one answer: a unit, then separators, "and", "or", names such as "x =" and "(a)".
+_UNIT_BEFORE = r"(?:\$?\s?[A-Za-z]{1,12}(?=,|\s(?:and|or)\b))?"
+_SEPARATOR = r"[\s$,;.&{}、]|\\(?:q?quad|text|mbox|[][()\\,; ])"
+_NAME_BEFORE = r"\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\)"
+_OR_BETWEEN = rf"{either('or')}(?: (?!{either('and', 'or')})[a-z]{{1,9}}(?![A-Za-z]))?"
+_BETWEEN = re.compile(rf"{_UNIT_BEFORE}(?:{_SEPARATOR}|{either('and')}|{_OR_BETWEEN}|{_NAME_BEFORE})*")
 _LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
@@ -137,11 +136,9 @@ _SENTENCE = re.compile(
     r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$\s]*\s[^\d=\\{}$]*\s[$€£]?\d[^=\\{}]*)\}?\.?"
 )
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
-_CHANGED = re.compile(
-    rf"(?:{START}(?:{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*)"
-    r"|\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?|(?<=[=A-Za-z] )[-−])\s*\Z",
-    re.IGNORECASE,
-)
+_OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
+_CHANGING = rf"{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*"
+_CHANGED = re.compile(rf"(?:{START}(?:{_CHANGING})|{_OUT_OF}|(?<=[=A-Za-z] )[-−])\s*\Z", re.IGNORECASE)
 _NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|or|not|but)\b")
 _OR = re.compile(r"[,;]? (?:[^\W\d_]+ ){0,3}(?:or|otherwise|else) ")
 _JOINING = re.compile(
@@ -165,11 +162,11 @@ _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
-_END = re.compile(
-    rf"(?:{_FORMULA})|(?P<end>(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])|(?P<question>\?(?=[\s*]|\Z)|？)|</|【|\n(?:[^\S\n]*+[*#]*+\d{{1,2}}\.(?=\s+\S))?"
-    "|(?<=[\u0e00-\u0eff])\\s+(?=[\u0e00-\u0eff]))",
-    re.DOTALL,
-)
+_STOP = r"(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
+_QUESTION = r"(?P<question>\?(?=[\s*]|\Z)|？)"
+_NEXT_LINE = r"</|【|\n(?:[^\S\n]*+[*#]*+\d{1,2}\.(?=\s+\S))?"
+_SPACE = "(?<=[\u0e00-\u0eff])\\s+(?=[\u0e00-\u0eff])"
+_END = re.compile(rf"(?:{_FORMULA})|(?P<end>{_STOP}|{_QUESTION}|{_NEXT_LINE}|{_SPACE})", re.DOTALL)
 
 
 class Found(NamedTuple):
