@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -294,7 +294,7 @@ class RolloutMaker:
     def grade(self, inputs: list[dict[str, Any]], completions: Sequence[Any]) -> list[Grade]:
         """Grade this rank's completions."""
         trainer, texts = self.trainer, [completion_text(completion) for completion in completions]
-        template = {**trainer.chat_template_kwargs, "chat_template": trainer.chat_template}
+        template = {**cast(dict[str, Any], trainer.chat_template_kwargs), "chat_template": trainer.chat_template}
         prompts, ids = [row["prompt"] for row in inputs], self.draft.ids or [[]] * len(inputs)
         return grade_batch(
             [read_gold_answer(row) or "" for row in inputs],
