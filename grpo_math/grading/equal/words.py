@@ -145,10 +145,9 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    said = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
-    same = _words(plain_gold) in {_words(plain_answer), said and said[2]} - {""} or _listed(plain_gold) == _listed(
-        plain_answer
-    )
+    predicate = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
+    same = _words(plain_gold) in {_words(plain_answer), predicate and predicate[2]} - {""}
+    same = same or _listed(plain_gold) == _listed(plain_answer)
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     return EQUAL if same else UNDECIDED
