@@ -174,7 +174,7 @@ def _change(difference: Tensor, rounding: Tensor, limit: float | None) -> float 
     """
     largest = difference.abs().max().item()
     if limit is not None:
-        return None if largest <= limit else largest
+        return largest if largest > limit else None
     for statistic, (least, most) in ((_median, MEDIAN_BOUNDS), (torch.max, MAXIMUM_BOUNDS)):
         if statistic(difference.abs()) > min(max(3 * statistic(rounding.abs()).item(), least), most):
             return largest

@@ -108,7 +108,7 @@ def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line,
     ],
 )
 def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number, code, line, train, monkeypatch):
-    monkeypatch.setattr("grpo_math.train.program.check_weights", lambda _: signal.raise_signal(number))
+    monkeypatch.setattr("grpo_math.checks.check_model.check_weights", lambda _: signal.raise_signal(number))
     assert train() == (code, [line])
 
 
