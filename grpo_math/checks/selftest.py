@@ -111,7 +111,8 @@ def make_trainer(kind: str, model: str, folder: str, **settings: Any) -> Any:
     sampler, lora = settings.pop("sampler", False), settings.pop("lora", False)
     if lora:
         settings["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    settings = {"model": model, "tokenizer": AutoTokenizer.from_pretrained(model), "folder": folder, **settings}
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    settings = {"model": model, "tokenizer": tokenizer, "folder": folder, **settings}
     trainer = make(use_cpu=not torch.cuda.is_available(), **KINDS[kind], **settings)
     if sampler:
         sample_apart(trainer)
@@ -168,10 +169,11 @@ def bfloat16_error(model: str) -> float:
 
 def greedy_difference(folder: str) -> float:
     """Return the share of tokens that differ from those of transformers."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     rows = [prompt for prompt in PROMPTS for _ in range(4)]
-    batch = AutoTokenizer.from_pretrained(folder)(rows, return_tensors="pt", padding=True).to(model.device)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    batch = tokenizer(rows, return_tensors="pt", padding=True).to(model.device)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": [1, 9, 17], "pad_token_id": 2}
     expected = model.generate(**inputs, **settings)

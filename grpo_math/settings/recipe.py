@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods
 # TRL takes null for these fields. For the first, transformers then samples 20 tokens.
 NEEDED = ("max_completion_length", "num_generations")
 # The options of `grpo-math train` that are not settings.
-OPTIONS = ("config", "method", "gpus", "accelerate_config", "list", "copy", "help_all")
+OPTIONS = ("config", "method", "gpus", "accelerate_config", "list", "copy", "help_all", "json")
 # The words of transformers' HfArgumentParser.
 TRUTH = {**dict.fromkeys(("yes", "true", "t", "y", "1"), True), **dict.fromkeys(("no", "false", "f", "n", "0"), False)}
 
