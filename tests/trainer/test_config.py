@@ -147,7 +147,8 @@ def test_what_a_script_is_refused_of_trls_fields_trl_cannot_train_with(trainer_i
     """Each refused value, alone. The first value of a field that TRL trains with fails this test."""
     values = {"int": (0, -1, 1, 3), "float": (0, -1, -0.5, 0.5, 3.0), "str": ("foo",)}
     tried, trained = 0, []
-    for name in (TRL_FACTS.keys() & GRPOConfig.__dataclass_fields__.keys()) - {"output_dir"}:
+    limited = {name for name, facts in TRL_FACTS.items() if facts.keys() & {"gt", "ge", "lt", "le", "choices"}}
+    for name in limited & GRPOConfig.__dataclass_fields__.keys():
         for value in {value for kind in fields()[name].kinds for value in values.get(kind, ())}:
             try:
                 config(MathGRPOConfig, tmp_path, **{name: value})
