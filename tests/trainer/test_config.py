@@ -57,6 +57,8 @@ def test_a_card_that_only_emulates_bfloat16_trains_in_float32(computes, monkeypa
         torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or computes
     )
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    # transformers keeps its answer for the process.
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     assert config(MathGRPOConfig, tmp_path, bf16=None, use_cpu=False).bf16 is computes
     assert not config(MathGRPOConfig, tmp_path, bf16=None, use_cpu=True).bf16
 
