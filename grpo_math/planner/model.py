@@ -162,7 +162,7 @@ def _request(source: str, config: Json, how: Json | None) -> Json:
     worker = _worker()
     try:
         worker.stdin.write(json.dumps([config, how]) + "\n")
-        # In a terminal alone, until the line of the answer is there.
+        # A bar is shown only in a terminal, and until the answer is printed.
         with Bar(desc="plan     measuring", total=30, bar_format=BAR, leave=False, disable=None) as bar:
             while not select([worker.stdout], [], [], INTERVAL)[0]:
                 bar.update(INTERVAL)

@@ -109,7 +109,7 @@ def _micro_batches(plan: MemoryPlan) -> Iterator[Json]:
 ONE_COPY: Json = {"vllm_share_weights": True}
 QUANTISED: Json = {"load_in_4bit": True}
 NESTED: Json = {"use_bnb_nested_quant": True}
-# What a run with memory to spare turns off, the slowest first.
+# Settings that a run with free memory turns off, the slowest first.
 SLOWER = ("activation_offloading", "gradient_checkpointing", "load_in_4bit")
 # The cheapest for the user first.
 REMEDIES = (

@@ -48,7 +48,7 @@ def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
     machine, settings, batch, layout = plan.machine, plan.settings, plan.batch, plan.layout
     shape, length = machine.shape, settings.max_completion_length
     head = shape.vocab * shape.hidden
-    looked_up = 0 if shape.tied else head  # an embedding of its own is not multiplied
+    looked_up = 0 if shape.tied else head  # an untied embedding is not multiplied
     layers = shape.active - head - looked_up
     in_16_bit = plan.precise.autocast or plan.precise.stream == 2 or settings.tf32
     rate = 1e12 * (card.tflops if in_16_bit else card.float32)

@@ -89,7 +89,7 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
     guessed = {}
     for one, pattern in (("problem", PROBLEM_NAMES), ("answer", ANSWER_NAMES)):
         found = [name for name in free if pattern.search(_folded(name)) and not used([name], columns)]
-        # Of two such columns the names do not say which one it is.
+        # If two columns fit, their names do not decide between them.
         if len(found) == 1 and not used(names, {"": columns[one]}):
             guessed[one] = found[0]
     present = ", ".join(map(str, rows[0]))

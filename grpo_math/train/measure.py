@@ -142,7 +142,7 @@ def evaluated_completions(setup: Setup, steps: int) -> int:
 
 
 def memory(ranks: list[Steps], setup: Setup, whole: WholeRun, on_gpu: bool) -> dict[str, Any]:
-    """Return the peak of each phase with the plan's, and the setting that would use what is left.
+    """Return the peak of each phase next to the plan's, and the setting that would use the free memory.
 
     On GPUs the bytes are those that torch's allocator had reserved on the fullest one, on a CPU those of all processes.
     """

@@ -25,7 +25,7 @@ from grpo_math.system.machine import supported, versions
 
 FILE = Path(__file__).with_name("contract.json")
 PACKAGE = Path(__file__).parents[1]
-# Of the other packages only the names count.
+# The functions of the first packages are hashed. The others only have to have the names.
 HASHED, NAMED = ("trl", "transformers"), ("accelerate", "peft", "huggingface_hub")
 # Names that are replaced or subclassed in a module that does not define them for us alone.
 REPLACED = {
@@ -205,7 +205,7 @@ def read(package: str, needed: list[str]) -> Table:
 
 
 def source_of(module: str) -> str:
-    """Return the source of a module of an installed package, which is not imported; "" if there is none."""
+    """Return the source of an installed module without importing it, or "" if the module does not exist."""
     package, *parts = module.split(".")
     spec = find_spec(package)
     folder = Path(((spec and spec.submodule_search_locations) or [""])[0], *parts)

@@ -75,9 +75,7 @@ class RowScorer:
             "continuous batching, which has no packed attention": trainer.use_transformers_continuous_batching,
             "an optimizer that steps in each backward pass": self.settings.steps_in_backward,
             # It may act once in each pass, or look at all rows of it.
-            "a hook or a forward method of a script": any(
-                runs_script(one) for model in models for one in model.modules()
-            ),
+            "a hook or a forward method of a script": any(any(map(runs_script, model.modules())) for model in models),
         }
         if not self.settings.pack_updates or not scoring.agree_to_register(models, args, hindrances):
             return None
