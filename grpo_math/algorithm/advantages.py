@@ -54,9 +54,9 @@ def quantile(rewards: Tensor) -> Tensor:
     """
     graded = (~rewards.isnan()).sum(dim=1, keepdim=True)
     # K n may exceed a whole number by rounding.
-    place = (K * graded - 1e-9).ceil().long() - 1
+    index = (K * graded - 1e-9).ceil().long() - 1
     # NaN is sorted to the end.
-    return rewards.sort(dim=1).values.gather(1, place.clamp(min=0)).expand_as(rewards)
+    return rewards.sort(dim=1).values.gather(1, index.clamp(min=0)).expand_as(rewards)
 
 
 def length_weighted(rewards: Tensor, lengths: Tensor) -> Tensor:

@@ -556,7 +556,7 @@ def mean_over_completions(values: Tensor, inputs: LossInputs, settings: LossSett
 
 
 def mean_over_tokens(values: Tensor, inputs: LossInputs, settings: LossSettings) -> Tensor:
-    """Return the mean over the tokens of TRL's micro-batch. Its rows may be split among micro-batches and ranks."""
+    """Return the mean over the tokens of TRL's micro-batch, whose rows may be split among micro-batches and ranks."""
     tokens = inputs.mask.sum() if inputs.micro_batch_tokens is None else inputs.micro_batch_tokens
     return (values * inputs.mask / tokens.clamp(min=1)).sum()
 

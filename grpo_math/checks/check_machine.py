@@ -85,16 +85,17 @@ def versions(setup: Setup) -> Iterator[Finding]:
         elif required and not required.specifier.contains(installed[name], prereleases=True):
             message = f"{name} {installed[name]} is not a version that this works with ({required.specifier})"
             yield Finding("error", message, remedy)
-    yield from (Finding("error", found.line, found.install) for found in contract.untested() if found.gone)
+    yield from (Finding("error", each.line, each.install) for each in contract.untested() if each.gone)
 
 
 def untested_versions(setup: Setup) -> Iterator[Finding]:
     """The installed packages are those that were tested, or the self-test has passed with them."""
     if contract.passed().exists():
         return
-    for found in contract.untested():
-        if not found.gone:
-            yield Finding("warning" if found.changed else "info", found.line, f"grpo-math selftest, or {found.install}")
+    for comparison in contract.untested():
+        if not comparison.gone:
+            level = "warning" if comparison.changed else "info"
+            yield Finding(level, comparison.line, f"grpo-math selftest, or {comparison.install}")
     if newer := contract.newer():
         yield Finding("info", f"newer than tested: {', '.join(newer)}", "grpo-math selftest")
 

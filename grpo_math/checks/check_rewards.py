@@ -95,8 +95,8 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
     first: dict[str, Any] = {}
     compared = ((first.setdefault(contamination.whole(row["problem"]), row), row) for row in same)
     pairs = list(islice((pair for pair in compared if pair[0]["answer"] != pair[1]["answer"]), most))
-    found = verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
-    return [pair for pair, verdict in zip(pairs, found, strict=True) if verdict is not Verdict.CORRECT]
+    results = verdicts([one["answer"] for one, _ in pairs], [other["answer"] for _, other in pairs], "boxed")
+    return [pair for pair, verdict in zip(pairs, results, strict=True) if verdict is not Verdict.CORRECT]
 
 
 def batch(setup: Setup) -> Iterator[Finding]:
@@ -151,10 +151,10 @@ def not_correct(
 ) -> list[tuple[Any, str]]:
     """Return the rows whose gold answer, ``rewritten`` as an answer, is not correct, each with the verdict in words."""
     answers = [rewritten(row["answer"]) for row in rows]
-    found = verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
+    results = verdicts([repaired(row["answer"]) for row in rows], answers, answer_format)
     return [
         (row, f"{answer[:60]!r} is {verdict}")
-        for row, answer, verdict in zip(rows, answers, found, strict=True)
+        for row, answer, verdict in zip(rows, answers, results, strict=True)
         if verdict is not Verdict.CORRECT
     ]
 

@@ -65,10 +65,10 @@ CODE = re.compile(
 )
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 
-# Of a problem
+# In a problem
 DRAWING = re.compile(r"\[asy\](?:(?!\[asy\]).)*?\[/asy\]", re.DOTALL)
 CODE_OF_FIGURE = re.compile(r"\[asy\]|\\begin\{(?:tikzpicture|asy|picture|tabular|array)\}|<svg|\|.*\|")
-# Of a text in lower case, and with words tried only where one begins: both are for speed.
+# For speed, the text is in lower case, and a word is tried only at its start.
 FIGURE = re.compile(
     rf"!\[[^\]]*\]\(|<img\b|\\includegraphics|<image|\[(?:image|figure|img)[^\]]*\]|\b(?=\w)(?:"
     rf"(?:{WORDS['before']})\s*(?:{WORDS['figures']})(?:\b|(?<=[^\x00-\u2fff]))(?!s| of\b)"
@@ -105,7 +105,7 @@ Row = Mapping[str, Any]
 
 
 class Habits(NamedTuple):
-    """What is usual in a file, so that a row can differ from it."""
+    """Properties that most rows of a file share. A row that differs is suspicious."""
 
     script: str
     common: frozenset[str]
@@ -140,8 +140,8 @@ def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
         (() if INTEGER.fullmatch(row["answer"]) else GOLD_KINDS, 1),
         (PROBLEM_KINDS, len(PROBLEM_KINDS)),
     ):
-        found = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
-        for kind, shown in found[:most]:
+        matches = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
+        for kind, shown in matches[:most]:
             yield kind, shown if isinstance(shown, str) else row["answer"]
 
 
@@ -160,8 +160,8 @@ def _is_unit(row: Row, usual: Habits) -> object:
 
 
 def _is_prose(row: Row, usual: Habits) -> bool:
-    found = words(row["answer"])
-    return len(found) >= PROSE or (len(found) >= SENTENCE_WORDS and row["answer"].endswith((".", "!", "。")))
+    parts = words(row["answer"])
+    return len(parts) >= PROSE or (len(parts) >= SENTENCE_WORDS and row["answer"].endswith((".", "!", "。")))
 
 
 # Problems
@@ -170,8 +170,8 @@ def _is_prose(row: Row, usual: Habits) -> bool:
 def _contains_answer(row: Row, usual: Habits) -> str:
     # Most problems lack a letter or a digit of their answer, and need no search. Signs of other scripts may be equal.
     may_be = not row["lower"].isascii() or {*filter(str.isalnum, row["answer"].casefold())} <= {*row["lower"]}
-    found = find(row["problem"] if may_be else "", only_marked=True)
-    is_marked = found.how != "value" and whole(row["answer"]) in (whole(found.text), whole(found.text.rstrip(" )]")))
+    answer = find(row["problem"] if may_be else "", only_marked=True)
+    is_marked = answer.how != "value" and whole(row["answer"]) in (whole(answer.text), whole(answer.text.rstrip(" )]")))
     return row["problem"][-60:] if is_marked else ""
 
 

@@ -197,7 +197,7 @@ def canary(folder: str, url: str) -> float:
 
 @cache
 def costs(model: str) -> tuple[Cost, Cost]:
-    """Return what an update of TRL's trainer and of ours takes on the GPU."""
+    """Return the cost of an update on the GPU: with TRL's trainer, and with ours."""
     kwargs = {"min_new_tokens": UPDATES["max_completion_length"]}
     settings = {**STEPS, **UPDATES, "generation_kwargs": kwargs}
     trl, ours = (measure_steps(make_trainer(kind, model, f"{model}/{kind}", **settings))[-1] for kind in KINDS)

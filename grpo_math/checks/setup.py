@@ -85,7 +85,7 @@ class Setup:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer. Its package imports torch."""
+        """The tokenizer. Loading imports torch."""
         return load_tokenizer(model_path(self.settings.model_name_or_path), self.settings.model_revision)
 
     def refuse(self, field: str, broken: Any, reason: str, remedy: str) -> None:

@@ -133,11 +133,11 @@ def requested(args: Namespace) -> Requested:
             template=template, request=replace(run.request, template=template.name, system_prompt=system)
         )
     if has_own and run.template:
-        own = from_run.own_set(args.run, run.template, args.n)
+        held_out = from_run.own_set(args.run, run.template, args.n)
         prompts.refuse_without_call(str(run.template), tools.get("tools", ()))
-        overlap = contamination.against(own.rows, args.contamination) if args.contamination else None
-        of_set = own.rows, args.samples or 1, args.temperature or 0.0, overlap
-        return Requested(run, own.split, {own.data: of_set}, tools)
+        overlap = contamination.against(held_out.rows, args.contamination) if args.contamination else None
+        of_set = held_out.rows, args.samples or 1, args.temperature or 0.0, overlap
+        return Requested(run, held_out.split, {held_out.data: of_set}, tools)
     problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
     return Requested(run, args.split, problems, tools)
 

@@ -40,7 +40,7 @@ def _without_warnings() -> Iterator[None]:
 def run(args: argparse.Namespace) -> Answer:
     """Print each result at once, and answer with all of them."""
     contract.refuse()
-    found = [comparison.line for comparison in contract.untested()]
+    differences = [comparison.line for comparison in contract.untested()]
     # These import torch and TRL, which takes seconds, and packages that print when they are imported.
     with redirect_stdout(sys.stderr):
         from grpo_math.checks.selftest import CannotTrain, checks
@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> Answer:
     machine = hardware()
     device = machine.get("gpu") or f"CPU, {machine['threads']} threads"
     deviate = sum(not row["ok"] for row in rows)
-    text = [*found, f"{', '.join(map(' '.join, installed.items()))}; {device}"]
+    text = [*differences, f"{', '.join(map(' '.join, installed.items()))}; {device}"]
     text.append(f"not ok: {deviate} of {len(rows)} checks deviate" if deviate else "ok: as TRL and transformers")
-    answer = {"ok": ok, "checks": rows, "untested": found, "versions": installed, "machine": machine}
+    answer = {"ok": ok, "checks": rows, "untested": differences, "versions": installed, "machine": machine}
     return Answer(answer, "\n".join(text), ok)
 
 

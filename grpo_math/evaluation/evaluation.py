@@ -113,7 +113,7 @@ def read(path: str | Path) -> Evaluation:
             "contamination": content.pop("contamination", None),
             "path": str(path),
         }
-        # What is left are the settings.
+        # All other keys are settings.
         evaluation = Evaluation(content, **known)
         _ = evaluation.samples, evaluation.temperature
     return evaluation

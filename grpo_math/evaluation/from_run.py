@@ -79,8 +79,8 @@ def own_set(run_dir: str, template: Template, n: int | None = None) -> HeldOutSe
         "system_prompt": template.system,
         "answer_format": template.answer_format,
     }
-    own = RecipeProblems(RunSettings({**config, **asked, "eval_n": number})).to_evaluate(number)
-    return own._replace(rows=own.rows[:number])
+    held_out = RecipeProblems(RunSettings({**config, **asked, "eval_n": number})).to_evaluate(number)
+    return held_out._replace(rows=held_out.rows[:number])
 
 
 def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -139,8 +139,7 @@ ROWWISE_SETTINGS = ("alora_invocation_tokens", "monteclora_config")
 def rowwise_adapter(model: Any) -> str | None:
     """Return the peft_type of an adapter whose effect on a token depends on the rest of its row or batch, or None.
 
-    Rows of such a model cannot be packed. Its prompts cannot be computed once for a group, and a finished row cannot be
-    dropped from a batch.
+    Such a model excludes packing, prompts that are computed once for a group, and batches that drop finished rows.
     """
     for adapter in getattr(model, "peft_config", {}).values():
         kind = getattr(adapter.peft_type, "value", str(adapter.peft_type))

@@ -205,7 +205,7 @@ def climb(plan: MemoryPlan, configs: Configs) -> tuple[Changes, MemoryPlan]:
 
     A start is an accelerate config and what generates, those of the recipe first. Up: each remedy gets its strongest
     value that brings the plan no further from fitting. Down: each remedy, the dearest first, is left out or gets the
-    mildest value that still fits. What is learned changes only if no start fits without it.
+    mildest value that still fits. The training itself changes only if nothing else fits.
     """
     # A GPU without bfloat16 leaves no choice, and neither do the positions that the model has.
     forced = dict(corrections(plan.settings, plan.machine.capability, plan.machine.family))

@@ -81,8 +81,8 @@ def matches(
 ) -> Iterator[tuple[Any, set[tuple[str, int]], set[tuple[str, int]]]]:
     """Yield each training problem that is in a set, with the positions (set, index) of equal problems, and of problems
     that share ``ngram`` consecutive words with it."""
-    # The index is over the problems of the evaluation, because a training set may be a thousand times larger. Its keys
-    # are whole problems (a text) and n-grams (a tuple).
+    # The index is over the problems of the evaluation, because a training set may be a thousand times larger. The
+    # keys are whole problems (a text) and n-grams (a tuple).
     index: dict[str | tuple[str, ...], set[tuple[str, int]]] = {}
     for name, problems in sets.items():
         for i, row in enumerate(problems):

@@ -40,9 +40,9 @@ def _folded(name: str) -> str:
 
 def _pattern(names: str, *phrases: str) -> re.Pattern[str]:
     """Return a pattern for names with one of these words. Scripts from Thai on do not separate words."""
-    every = sorted(map(_folded, {*names.split(), *phrases}), reverse=True)
-    spaced = "|".join(word for word in every if word < "\u0e00")
-    return re.compile("|".join([rf"(?<!\S)(?:{spaced})s?(?!\S)", *(word for word in every if word >= "\u0e00")]))
+    folded = sorted(map(_folded, {*names.split(), *phrases}), reverse=True)
+    spaced = "|".join(word for word in folded if word < "\u0e00")
+    return re.compile("|".join([rf"(?<!\S)(?:{spaced})s?(?!\S)", *(word for word in folded if word >= "\u0e00")]))
 
 
 # Names in the languages of grading/vocabulary.json.
@@ -88,10 +88,10 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
     free = [name for name in names if not (belongs(name) or MEMBER.fullmatch(name) or ABOUT.search(_folded(name)))]
     guessed = {}
     for one, pattern in (("problem", PROBLEM_NAMES), ("answer", ANSWER_NAMES)):
-        found = [name for name in free if pattern.search(_folded(name)) and not used([name], columns)]
+        candidates = [name for name in free if pattern.search(_folded(name)) and not used([name], columns)]
         # If two columns fit, their names do not decide between them.
-        if len(found) == 1 and not used(names, {"": columns[one]}):
-            guessed[one] = found[0]
+        if len(candidates) == 1 and not used(names, {"": columns[one]}):
+            guessed[one] = candidates[0]
     present = ", ".join(map(str, rows[0]))
     if field in guessed:
         text = columns_as_text(guessed) or ""

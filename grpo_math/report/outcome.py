@@ -57,10 +57,10 @@ def probe_findings(probe: Probe | None) -> list[Finding]:
     return [Finding("warning", memory.finding, memory.remedy, "known_by_heart")] if memory and memory.finding else []
 
 
-def _compared(run: RunDir, before: Evaluation | None, after: Evaluation | None, what: str) -> Comparison | None:
-    """Return the comparison of two evaluations. If they cannot be compared, add a note that names ``what``."""
+def _compared(run: RunDir, before: Evaluation | None, after: Evaluation | None, subject: str) -> Comparison | None:
+    """Return the comparison of two evaluations. If they cannot be compared, add a note that names ``subject``."""
     try:
         return compare(before, after) if before and after else None
     except ResultsError as error:
-        run.notes.append(f"{what} are not compared: {error}")
+        run.notes.append(f"{subject} are not compared: {error}")
         return None

@@ -167,7 +167,7 @@ METRICS: dict[str, Metric] = {
     LOSS_SCALE: Metric("1", "factor of the loss, which keeps small gradients above zero", "float16"),
     OVERFLOWED: Metric("share", "steps that were skipped because this factor was too large: it halves", "float16"),
     TOKENS: Metric("tokens", "prompt and completion tokens since the start", "rollout"),
-    SECONDS_STEP: Metric("seconds", "wall time of the step: the sum of the phases below"),
+    SECONDS_STEP: Metric("seconds", "wall time of the step; the phases below add up to it"),
     SECONDS_GENERATE: Metric("seconds", "generation; 0 in a step that reuses a rollout"),
     SECONDS_SYNC: Metric("seconds", "sending the weights to vLLM", "vllm"),
     SYNC_SHARE: Metric("share", "part of the step's wall time that sends weights", "vllm"),

@@ -213,14 +213,14 @@ def _in_utf8(path: str | Path, lines: Iterator[bytes], is_utf8: bool) -> Iterato
         try:
             is_utf8 |= len(line.decode()) < len(line)
         except UnicodeDecodeError as error:
-            rest = line + b"".join(lines)
-            encoding = None if is_utf8 else _encoding(rest)
+            remaining = line + b"".join(lines)
+            encoding = None if is_utf8 else _encoding(remaining)
             if encoding:
                 _note(path, encoding)
             # A text in an encoding that is not known, and not some damaged lines.
-            elif not is_utf8 and 2 * sum(not part.isascii() for part in rest.splitlines()) >= number:
+            elif not is_utf8 and 2 * sum(not part.isascii() for part in remaining.splitlines()) >= number:
                 raise Unreadable(error, path) from None
-            yield from BytesIO(rest.decode(encoding).encode() if encoding else rest)
+            yield from BytesIO(remaining.decode(encoding).encode() if encoding else remaining)
             return
         yield line
 

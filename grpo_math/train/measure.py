@@ -134,9 +134,9 @@ def times(ranks: list[Steps], setup: Setup, whole: WholeRun) -> dict[str, Any]:
 def evaluated_completions(setup: Setup, steps: int) -> int:
     """Return the number of completions in the evaluations of a run."""
     whole, during, _ = setup.problems.evaluation
-    every = setup.settings.heldout_every
+    interval = setup.settings.heldout_every
     sets = [(2, whole)] if whole else []
-    sets += [(steps // every if every else 0, one) for one in during]
+    sets += [(steps // interval if interval else 0, one) for one in during]
     protocols = [evaluation_protocol(one.data, None, one.samples, one.temperature) for _, one in sets]
     return sum(n * len(one.rows) * samples for (n, one), (_, samples, _) in zip(sets, protocols, strict=True))
 

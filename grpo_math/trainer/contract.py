@@ -76,9 +76,9 @@ class Comparison(NamedTuple):
 
     @property
     def line(self) -> str:
-        found = [*(f"{name} is gone" for name in self.gone), *self.changed]
-        found += [f"GRPOConfig.{name} is new" for name in self.fields]
-        words = "; ".join(found[:4]) + f"; and {len(found) - 4} more" * (len(found) > 4)
+        differences = [*(f"{name} is gone" for name in self.gone), *self.changed]
+        differences += [f"GRPOConfig.{name} is new" for name in self.fields]
+        words = "; ".join(differences[:4]) + f"; and {len(differences) - 4} more" * (len(differences) > 4)
         same = f"what grpo_math relies on is as in {self.tested}"
         return f"{self.package} {self.version} was not tested: {words or same}"
 
@@ -93,9 +93,9 @@ def refuse() -> None:
     if required and installed and not required.specifier.contains(installed, prereleases=True):
         reason = f"trl {installed} is not a version that this works with ({required.specifier})"
         raise UserError(f'{reason}: pip install "trl{required.specifier}"')
-    for found in untested():
-        if found.gone:
-            raise UserError(f"{found.line}: {found.install}")
+    for comparison in untested():
+        if comparison.gone:
+            raise UserError(f"{comparison.line}: {comparison.install}")
 
 
 def warnings(args: Any) -> Iterator[str]:
@@ -103,12 +103,13 @@ def warnings(args: Any) -> Iterator[str]:
 
     A field that is set and that our loss does not know is warned about all the same.
     """
-    for found in untested():
-        if found.changed and not passed().exists():
-            yield f"{found.line}. Run `grpo-math selftest`, or {found.install}."
-        defaults = {name: getattr(type(args), name, None) for name in found.fields}
+    for comparison in untested():
+        if comparison.changed and not passed().exists():
+            yield f"{comparison.line}. Run `grpo-math selftest`, or {comparison.install}."
+        defaults = {name: getattr(type(args), name, None) for name in comparison.fields}
         if ignored := [name for name, default in defaults.items() if getattr(args, name, default) != default]:
-            yield f"{', '.join(ignored)}: new in {found.package} {found.version}, and not known to grpo_math's loss."
+            new = f"new in {comparison.package} {comparison.version}"
+            yield f"{', '.join(ignored)}: {new}, and not known to grpo_math's loss."
 
 
 def passed() -> Path:
@@ -125,21 +126,21 @@ def newer() -> list[str]:
     ...     newer()
     ['torch 2.13.0+cpu (2.9)']
     """
-    found = {name: versions()[name] for name in NEWEST if name in versions()}
+    here = {name: versions()[name] for name in NEWEST if name in versions()}
     return [
-        f"{name} {has} ({NEWEST[name]})" for name, has in found.items() if Version(minor(has)) > Version(NEWEST[name])
+        f"{name} {has} ({NEWEST[name]})" for name, has in here.items() if Version(minor(has)) > Version(NEWEST[name])
     ]
 
 
 @cache
 def untested() -> list[Comparison]:
     """Compare the installed versions that were not tested."""
-    found = [
+    comparisons = [
         compare(package, versions()[package], tables)
         for package, tables in stored().items()
         if package in versions() and minor(versions()[package]) not in tables
     ]
-    return [one for one in found if one.gone or one.package in HASHED]
+    return [one for one in comparisons if one.gone or one.package in HASHED]
 
 
 def compare(package: str, version: str, tables: dict[str, Table]) -> Comparison:
@@ -150,8 +151,8 @@ def compare(package: str, version: str, tables: dict[str, Table]) -> Comparison:
     gone, changed = sorted(needed - {*now.needed}), []
     for name in newest.functions:
         if now.functions.get(name) not in {table.functions.get(name) for table in tables.values()}:
-            own = ", and grpo_math has its own" * (name.rpartition(".")[2] in COPIED)
-            changed.append(f"{name} is {'changed' if name in now.functions else 'gone'}{own}")
+            copy = ", and grpo_math has its own" * (name.rpartition(".")[2] in COPIED)
+            changed.append(f"{name} is {'changed' if name in now.functions else 'gone'}{copy}")
     changed += [f"the metric {name} is gone" for name in newest.logged if name not in now.logged]
     changed += [f"GRPOConfig.{name} is gone" for name in newest.fields if name not in now.fields]
     fields = [name for name in now.fields if all(name not in table.fields for table in tables.values())]
@@ -177,8 +178,8 @@ def stored() -> dict[str, dict[str, Table]]:
 def read(package: str, needed: list[str]) -> Table:
     """Return the table of the installed version. ``needed``: that of a table, or of `use`."""
     imported = [name.rpartition(".") for name in needed if name.startswith(f"{package}.")]
-    modules, names = ({parts[place] for parts in imported} for place in (0, 2))
-    found, functions, literals = set[str](), dict[str, str](), set[Any]()
+    modules, names = ({parts[index] for parts in imported} for index in (0, 2))
+    present, functions, literals = set[str](), dict[str, str](), set[Any]()
     for module in sorted(modules):
         source = source_of(module)
         tree = ast.parse(source)
@@ -187,7 +188,7 @@ def read(package: str, needed: list[str]) -> Table:
         literals |= words if package in HASHED else set()
         for name in needed:
             if name.rpartition(".")[0] == module and (name.rpartition(".")[2] in words or source_of(name)):
-                found.add(name)
+                present.add(name)
         for name, node in functions_of(tree):
             owner, _, method = name.rpartition(".")
             if (
@@ -196,12 +197,12 @@ def read(package: str, needed: list[str]) -> Table:
                 and (package == "trl" or f"{method}()" in needed or method in COPIED)
             ):
                 functions[name] = digest(source, node)
-                found |= {f"{method}({argument})" for argument in ["", *arguments_of(node)]}
+                present |= {f"{method}({argument})" for argument in ["", *arguments_of(node)]}
         if module.endswith("trainer"):
             attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", source)
-            found |= {f"trainer.{name}" for name in attributes}
+            present |= {f"trainer.{name}" for name in attributes}
     fields = re.findall(r"^    (\w+): ", source_of(f"{package}.trainer.grpo_config"), re.MULTILINE)
-    return Table(sorted(found & {*needed}), functions, sorted({*METRICS} & literals), fields)
+    return Table(sorted(present & {*needed}), functions, sorted({*METRICS} & literals), fields)
 
 
 def source_of(module: str) -> str:
@@ -250,26 +251,26 @@ def use() -> list[str]:
 
     Too much, such as attributes of our own: `read` keeps what the other package has.
     """
-    found = {*REPLACED}
+    names = {*REPLACED}
     # A notebook's progress bar, which replaces transformers' alone.
     for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "trainer/notebook.py"}:
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
             # Names of a package itself are public.
             if isinstance(node, ast.ImportFrom) and "." in (node.module or ""):
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
             elif isinstance(node, ast.FunctionDef):
-                found |= {f"{node.name}({argument})" for argument in ["", *arguments_of(node)]}
+                names |= {f"{node.name}({argument})" for argument in ["", *arguments_of(node)]}
                 # ``kwargs["name"]`` in a method that passes its arguments on.
                 keys = re.findall(r"kwargs\['(\w+)'\]", ast.unparse(node))
-                found |= {f"{node.name}({key})" for key in keys}
+                names |= {f"{node.name}({key})" for key in keys}
             elif isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", None))
-                found |= {f"{name}({keyword.arg})" for keyword in node.keywords}
+                names |= {f"{name}({keyword.arg})" for keyword in node.keywords}
         if path.parent.name == "trainer":
-            found |= {f"trainer.{name}" for name in re.findall(r"(?:trainer|self)\.(\w+)", source)}
-            found |= {f"trainer.{name}" for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE)}
-    return sorted(found)
+            names |= {f"trainer.{name}" for name in re.findall(r"(?:trainer|self)\.(\w+)", source)}
+            names |= {f"trainer.{name}" for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE)}
+    return sorted(names)
 
 
 if __name__ == "__main__":

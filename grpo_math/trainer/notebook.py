@@ -33,7 +33,7 @@ class MetricTable(NotebookProgressCallback):
             self.training_tracker.write_line({"Step": state.global_step, **row})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """Remove the bar of an evaluation. Its metrics were logged."""
+        """Remove the bar of an evaluation, whose metrics are logged elsewhere."""
         self.prediction_bar = None
         if self.training_tracker is not None:
             self.training_tracker.remove_child()

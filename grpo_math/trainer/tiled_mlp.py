@@ -117,7 +117,7 @@ class TiledMLP:
         layer, norm = self.layer, self.norm
         modules = [*self.mlp.modules(), *([norm] if norm is not None else [])]
         replaced = layer.mlp is not self.mlp or (norm is not None and layer.post_attention_layernorm is not norm)
-        # A layer's hooks do not see the MLP. Its method may compute something else.
+        # A layer's hooks do not see the MLP, but a replaced forward method may compute something else.
         if replaced or is_foreign(layer.forward, LIBRARIES) or any(map(is_altered, modules)):
             switched_off("tiled MLP", f"a hook, a method or a module of a script in {type(layer).__name__}")
             return False
