@@ -24,8 +24,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from io import BufferedReader, BytesIO, StringIO
-from itertools import chain
+from io import BufferedReader, BytesIO, TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".xlsx")
 LISTS = ("train", "test", "validation", "valid", "dev", "data", "rows", "examples", "problems", "questions", "items")
-SPACE = re.compile(r"\s*")
 PARQUET_ROWS = 1000  # rows of a Parquet file in memory
 FAULT = "fault of a row"  # the key of the reason in a row that a table does not contain as it should
 AS_CSV = "save the sheet as 'CSV UTF-8' in Excel, or as 'Text CSV' in LibreOffice"
@@ -164,73 +163,67 @@ def read_table(path: str | Path, split: str = "") -> Iterator[tuple[int, Any]]:
     ``split`` selects a list of ``{"train": [...], "test": [...]}``. Raises `Unreadable`. Every cell of a CSV file is
     text, so that ``007`` and ``1.50`` stay as they are. Lines of JSON, CSV and Parquet are read as they are needed.
     """
-    name, ending = uncompressed(path), os.path.splitext(path)[1]
+    name = uncompressed(path)
     # Everything is read inside the block, so that a damaged file is reported with its name.
-    with reading(path), OPENERS.get(ending, open)(path, "rb") as file:
+    with reading(path), _opened(path) as file:
         if name.endswith(".parquet"):
             # A Parquet file is read from its end, and a compressed file can only be read from its start.
-            yield from enumerate(_parquet_rows(BytesIO(file.read()) if ending in OPENERS else file), 1)
+            yield from enumerate(_parquet_rows(file if name == str(path) else BytesIO(file.read())), 1)
             return
-        head = _through_text(file)
-        if name.endswith(".xlsx") and head.startswith(b"PK"):
-            yield from _sheet(path, BytesIO(head + file.read()), split)
+        start = file.peek(8).lstrip()
+        if name.endswith(".xlsx") and start.startswith(b"PK"):
+            yield from _sheet(path, BytesIO(file.read()), split)
             return
-        if form := next((form for start, form in FORMS.items() if head.startswith(start)), None):
+        if form := next((form for mark, form in FORMS.items() if start.startswith(mark)), None):
             raise UserError(f"{path} is {form.format(path)}")
-        if head.startswith(UTF_16):  # as Excel and PowerShell write text
-            file = BytesIO((head + file.read()).decode("utf-16").encode())
-            head = _through_text(file)
-        is_marked, head = head.startswith(codecs.BOM_UTF8), head.removeprefix(codecs.BOM_UTF8)
-        lines = _in_utf8(path, chain(BytesIO(head), file), is_marked)
+        # A byte that is not in the encoding becomes half a character, so that its row alone is refused.
+        lines = TextIOWrapper(file, _encoding(path), "surrogateescape", newline="")
         if name.endswith((".csv", ".tsv")):
             yield from _cells(lines)
             return
-        head = _through_text(lines)
-        if head and not name.endswith(TABLES) and not head.lstrip().startswith((b"[", b"{")):
+        texts = ((number, line.removesuffix("\n")) for number, line in enumerate(lines, 1) if line.strip())
+        rows = ((number, text.encode(errors="surrogateescape")) for number, text in texts)
+        head = [*islice(rows, 2)]
+        first = head[0][1] if head else b""
+        if head and not name.endswith(TABLES) and not first.lstrip().startswith((b"[", b"{")):
             remedy = "end the name of a table in .csv or .tsv, and write its columns in the first line"
             raise UserError(f"{path} is text without JSON: {remedy}, or write one JSON object per line")
-        second = _through_text(lines)
         # Only lines of JSON have a value in the first line, and more text below.
-        if second.strip() and _is_value(head):
-            yield from _lines(chain(BytesIO(head + second), lines))
-        else:
-            yield from _json_rows(path, head + second + b"".join(lines), split)
+        is_lines = len(head) == 2 and _is_value(first)
+        yield from chain(head, rows) if is_lines else _json_rows(path, [*head, *rows], split)
 
 
-def _through_text(lines: Iterable[bytes]) -> bytes:
-    """Return the bytes up to the end of the first line that is not blank."""
-    head = b""
-    for line in lines:
-        head += line
-        if head.strip():
-            break
-    return head
+def _opened(path: str | Path) -> Any:
+    return OPENERS.get(os.path.splitext(path)[1], open)(path, "rb")
 
 
-def _in_utf8(path: str | Path, lines: Iterator[bytes], is_utf8: bool) -> Iterator[bytes]:
-    """Yield lines in UTF-8. A damaged line is returned unchanged."""
-    for number, line in enumerate(lines):
+def _encoding(path: str | Path) -> str:
+    """Return the encoding of a text file: that of the first line that is not in ASCII."""
+    with _opened(path) as file:
+        if file.peek(2).startswith(UTF_16):  # as Excel and PowerShell write text
+            return "utf-16"
+        ahead, line = next((pair for pair in enumerate(file) if not pair[1].isascii()), (0, b""))
         try:
-            is_utf8 |= len(line.decode()) < len(line)
-        except UnicodeDecodeError as error:
-            remaining = line + b"".join(lines)
-            encoding = None if is_utf8 else _encoding(remaining)
-            if encoding:
+            line.decode()
+        except UnicodeDecodeError:
+            content = line + file.read()
+            if encoding := _encoding_of_windows(content):
                 _note(path, encoding)
+                return encoding
             # A text in an encoding that is not known, and not some damaged lines.
-            elif not is_utf8 and 2 * sum(not part.isascii() for part in remaining.splitlines()) >= number:
-                raise Unreadable(error, path) from None
-            yield from BytesIO(remaining.decode(encoding).encode() if encoding else remaining)
-            return
-        yield line
+            if 2 * sum(not part.isascii() for part in content.splitlines()) >= ahead:
+                raise
+    return "utf-8-sig"
 
 
-def _encoding(content: bytes) -> str | None:
+def _encoding_of_windows(content: bytes) -> str | None:
     """Return the encoding of a text that is not UTF-8; None for damaged UTF-8 and for other encodings.
 
-    >>> [_encoding(text.encode(name)) for text, name in (("정답", "cp949"), ("答え", "cp932"), ("größer", "cp1252"))]
+    >>> texts = (("정답", "cp949"), ("答え", "cp932"), ("größer", "cp1252"))
+    >>> [_encoding_of_windows(text.encode(name)) for text, name in texts]
     ['cp949', 'cp932', 'cp1252']
-    >>> [_encoding(text) for text in ("größer".encode() + b"\\xff", "Сколько".encode("cp1251"), "多少".encode("gbk"))]
+    >>> texts = ("größer".encode() + b"\\xff", "Сколько".encode("cp1251"), "多少".encode("gbk"))
+    >>> [_encoding_of_windows(text) for text in texts]
     [None, None, None]
     """
     text = content.decode(errors="replace")
@@ -271,27 +264,24 @@ def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    return ((number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1) if line.strip())
-
-
-def _json_rows(path: str | Path, content: bytes, split: str) -> Iterable[tuple[int, Any]]:
-    """Return the rows of a JSON text: a list, an object that may hold the rows, or objects over several lines."""
-    if content.lstrip().startswith(b"["):
-        return enumerate(json.loads(content), 1)
-    with suppress(ValueError, RecursionError):
-        text = content.decode().strip()
-        first, end = json.JSONDecoder().raw_decode(text)
-        if end == len(text) or "\n" in text[:end]:
-            items = first.items() if isinstance(first, dict) else ()
-            lists = {name: part for name, part in items if name in LISTS and isinstance(part, list)}
-            if lists:
-                return enumerate(_part(path, lists, split, "lists"), 1)
-            if end == len(text):
-                _refuse_columns(path, first)
-            return enumerate(_objects(text), 1)
-    # A bad line is named by its number.
-    return _lines(BytesIO(content))
+def _json_rows(path: str | Path, lines: list[tuple[int, bytes]], split: str) -> Iterable[tuple[int, Any]]:
+    """Return the rows of a JSON text: a list, an object that may hold the rows, or else its lines."""
+    text = b"\n".join(line for _, line in lines)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        if text.lstrip().startswith(b"["):
+            raise
+        # A bad line is named by its number.
+        return lines
+    if isinstance(value, dict):
+        lists = {name: part for name, part in value.items() if name in LISTS and isinstance(part, list)}
+        # As pandas writes a table by default. A row has a text.
+        if not lists and value and all(isinstance(part, list | dict) and part for part in value.values()):
+            remedy = "write one object per line, with pandas: to_json(FILE, orient='records', lines=True)"
+            raise UserError(f"{path} is one object of columns: {remedy}")
+        value = _part(path, lists, split, "lists") if lists else value
+    return enumerate(value if isinstance(value, list) else [value], 1)
 
 
 def _part(path: str | Path, parts: dict[str, Any], split: str, kind: str) -> Any:
@@ -299,32 +289,6 @@ def _part(path: str | Path, parts: dict[str, Any], split: str, kind: str) -> Any
     if len(parts) > 1 and split not in parts:
         raise UserError(f"{path} contains the {kind} {', '.join(parts)}: name one as the split")
     return parts.get(split) or next(iter(parts.values()), [])
-
-
-def _refuse_columns(path: str | Path, value: Any) -> None:
-    """Raise `UserError` for an object that contains columns, or rows by their ids."""
-    parts = [*value.values()] if isinstance(value, dict) else []
-    # A row may have a list of messages and a list of answers.
-    is_list = all(isinstance(part, list) and part and not isinstance(part[0], dict) for part in parts)
-    if parts and (is_list or all(isinstance(part, dict) for part in parts)):
-        of_index = is_list or all(key.isdecimal() for part in parts for key in part)  # as pandas writes columns
-        form, orient = ("columns", "") if of_index else ("rows by their ids", ", orient='index'")
-        convert = f"pandas.read_json('{path}', dtype=False{orient}).to_json('{path}l', orient='records', lines=True)"
-        raise UserError(f'{path} is one object of {form}: write lines of JSON, python -c "import pandas; {convert}"')
-
-
-def _objects(text: str) -> list[Any]:
-    """Return the JSON values of a text.
-
-    >>> _objects('{"a": 1} {\\n"a": 2}')
-    [{'a': 1}, {'a': 2}]
-    """
-    values, decoder, position = [], json.JSONDecoder(), 0
-    while position < len(text):
-        value, position = decoder.raw_decode(text, position)
-        values.append(value)
-        position = SPACE.match(text, position).end()  # type: ignore[union-attr]
-    return values
 
 
 def _sheet(path: str | Path, file: Any, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -340,29 +304,28 @@ def _sheet(path: str | Path, file: Any, split: str) -> Iterator[tuple[int, dict[
     return _rows(_part(path, {title: rows for title, rows in filled.items() if rows}, split, "sheets"))
 
 
-def _cells(lines: Iterator[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _cells(lines: TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a CSV file with the number of their last line. An empty cell is None."""
     # csv refuses a cell of more than 131,072 characters. A reasoning trace may be longer.
     csv.field_size_limit(sys.maxsize)
-    head = _through_text(lines)
-    delimiter = max(",;\t", key=head.decode(errors="replace").count)
-    return _rows(_records(chain(BytesIO(head), lines), delimiter))
+    head = lines.readline()
+    return _rows(_records(chain([head], lines), max(",;\t", key=head.count)))
 
 
 def _rows(records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield a row for each record after the first one, which has the names. An exception becomes the row's fault."""
     names: list[str] = []
     for number, cells in records:
-        if not names:
-            if isinstance(cells, Exception):
+        if isinstance(cells, Exception):
+            if not names:
                 raise cells
+            yield number, {FAULT: f"cannot be read ({cells})"}
+        elif not names:
             names = ["" if name is None else str(name) for name in cells]
             # The last of two columns with one name would silently replace the first. Empty names: trailing commas.
             stated = [name for name in names if name.strip()]
             if repeated := [name for name in stated if stated.count(name) > 1]:
                 raise ValueError(f"two columns are named {repeated[0]!r}")
-        elif isinstance(cells, Exception):
-            yield number, {FAULT: f"cannot be read ({cells})"}
         elif len(cells) > len(names):
             yield number, {FAULT: "has more cells than the file has columns"}
         else:
@@ -370,44 +333,33 @@ def _rows(records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, dict[str, A
             yield number, {name: None if cell == "" else cell for name, cell in zip(names, padded, strict=True)}
 
 
-def _records(lines: Iterator[bytes], delimiter: str) -> Iterator[tuple[int, Any]]:
+def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, Any]]:
     """Yield the records of a CSV file with the number of their last line.
 
     A record that cannot be read is an exception, with the number of its first line. The next record begins in the line
     after this one: a quote without an end would otherwise take the rest of the file.
     """
-    following, ahead, taken = _texts(lines), deque[str | bytes](), list[str | bytes]()
+    ahead, taken, number = deque[str](), list[str](), 0
 
-    def texts() -> Iterator[str]:
-        while text := ahead.popleft() if ahead else next(following, ""):
-            taken.append(text)
-            yield text if isinstance(text, str) else text.decode()
+    def taking() -> Iterator[str]:
+        while line := ahead.popleft() if ahead else next(lines, ""):
+            taken.append(line)
+            yield line
 
-    number = 0
     while True:
         try:
             # strict refuses a quote without an end, and text after a quote.
-            for cells in csv.reader(texts(), delimiter=delimiter, strict=True):
+            for cells in csv.reader(taking(), delimiter=delimiter, strict=True):
                 number += len(taken)
                 taken.clear()
                 if cells:
                     yield number, cells
             return
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             number += 1
             ahead.extendleft(reversed(taken[1:]))
             taken.clear()
             yield number, error
-
-
-def _texts(lines: Iterable[bytes]) -> Iterator[str | bytes]:
-    """Decode lines. A line that is not UTF-8 stays bytes."""
-    for line in lines:
-        try:
-            # newline="" keeps a line break in a quoted cell.
-            yield from StringIO(line.decode(), newline="")
-        except UnicodeDecodeError:
-            yield line
 
 
 def home(path: str | Path) -> Path:

@@ -365,7 +365,6 @@ FILES = {
     "mine.jsonl.zst": pyarrow.compress(JSONL.encode(), "zstd", asbytes=True),
     "splits.json": json.dumps({"train": ROWS, "test": ROWS[:1]}).encode(),
     "data.json": json.dumps({"version": "1.0", "data": ROWS}, indent=2).encode(),
-    "pretty.jsonl": "\n".join(json.dumps(row, indent=2) for row in ROWS).encode(),
 }
 
 
@@ -556,31 +555,37 @@ def test_a_quote_without_an_end_is_a_bad_row_and_the_rows_after_it_are_read(tmp_
     assert "a/9" not in [row["id"] for row in load_problems(str(file), skip_bad_rows=True)]
 
 
-@pytest.mark.parametrize("form", ["stream.arrow", "file.arrow", "a.feather", "columns.json", "pandas.json", "ids.json"])
-def test_the_remedy_for_another_form_makes_a_file_that_is_read(tmp_path, form):
+@pytest.mark.parametrize("form", ["stream.arrow", "file.arrow", "a.feather"])
+def test_the_remedy_for_an_arrow_file_makes_a_file_that_is_read(tmp_path, form):
     table, file = pyarrow.Table.from_pylist(ROWS), str(tmp_path / form)
-    texts = {
-        "columns.json": {name: [row[name] for row in ROWS] for name in ROWS[0]},
-        "pandas.json": {name: {str(i): row[name] for i, row in enumerate(ROWS)} for name in ROWS[0]},
-        "ids.json": {f"id{i}": row for i, row in enumerate(ROWS)},
-    }
-    if form in texts:
-        Path(file).write_text(json.dumps(texts[form]))
-    elif form == "a.feather":
+    if form == "a.feather":
         write_feather(table, file)
     else:
         make = pyarrow.ipc.new_stream if form == "stream.arrow" else pyarrow.ipc.new_file
         with make(file, table.schema) as writer:
             writer.write_table(table)
-    with pytest.raises(
-        UserError, match=r" is (?:an Arrow file|one object of (?:columns|rows by their ids)): "
-    ) as error:
+    with pytest.raises(UserError, match=" is an Arrow file: ") as error:
         load_problems(file)
-    program = re.search(r'python -c "(.*)"$', str(error.value))[1]
-    exec(program, {})
-    assert values(load_problems(f"{file}.jsonl" if form not in texts else f"{file}l"), "problem", "answer") == [
+    exec(re.search(r'python -c "(.*)"$', str(error.value))[1], {})
+    assert values(load_problems(f"{file}.jsonl"), "problem", "answer") == [
         (row["problem"], row["answer"]) for row in ROWS
     ]
+
+
+def test_an_object_of_columns_is_named(tmp_path):
+    chat = [{"role": "user", "content": "What is 3 + 4?"}]
+    for columns in (
+        {"problem": ["a?"], "answer": [7]},
+        {"problem": {"0": "a?"}, "answer": {"0": "7"}},
+        {"id1": ROWS[0]},
+    ):
+        file = write(tmp_path / "a.json", columns)
+        with pytest.raises(
+            UserError, match=r"a\.json is one object of columns: write one object per line, with pandas:"
+        ):
+            load_problems(file)
+    (row,) = load_problems(write(tmp_path / "a.json", {"prompt": chat, "answer": "7"}))
+    assert row["problem"] == chat[0]["content"]
 
 
 def test_a_text_file_is_read_if_it_has_json_and_is_named_otherwise(tmp_path):
