@@ -163,6 +163,28 @@ def signed(rewards: Tensor, weight: float) -> Tensor:
     return weight * rewards - (1 - rewards)
 
 
+def most_varied(rewards: Tensor, m: int) -> Tensor:
+    r"""Return the places (P, m) of those ``m`` completions of each group whose rewards vary most, in order.
+
+    PODS (arXiv 2504.13818): a subset of the largest variance has the k highest rewards and the m - k lowest. Ungraded
+    completions are taken only if fewer than m are graded.
+
+    >>> most_varied(torch.tensor([[0.0, 0.5, 1.0, 0.4], [1.0, torch.nan, 1.0, 0.0]]), 2)
+    tensor([[0, 2],
+            [2, 3]])
+    """
+    # NaN is sorted to the end.
+    ordered, place_of = rewards.sort(dim=1, stable=True)
+    skipped = ((~rewards.isnan()).sum(dim=1) - m).clamp(min=0)[:, None, None]
+    numbers = torch.arange(m, device=rewards.device)
+    # Choice k (of m + 1) has the k lowest rewards.
+    is_high = numbers >= torch.arange(m + 1, device=rewards.device)[:, None]
+    choices = numbers + skipped * is_high  # (P, m + 1, m)
+    subsets = ordered[:, None].expand(-1, m + 1, -1).gather(2, choices)
+    best = subsets.var(dim=2, correction=0).argmax(dim=1)
+    return place_of.gather(1, choices[torch.arange(len(rewards)), best]).sort(dim=1).values
+
+
 # Advantages of verdicts, which have no further scale.
 OF_VERDICTS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "pass_at_k": pass_at_k,

@@ -67,8 +67,9 @@ class LossSettings:
     """The settings of a loss, with the names of TRL's `GRPOConfig` and ours, and their default values.
 
     ``epsilon_low`` is TRL's ``epsilon``; ``entropy_coef`` is the coefficient of this step, None without an entropy
-    bonus. ``on_policy``: no optimizer step lies between a rollout and the update. A ``loss_type`` of TRL that names a
-    surrogate becomes two settings.
+    bonus. ``on_policy``: no optimizer step lies between a rollout and the update. ``trained_share``: the share of a
+    group that is trained on; the other completions are masked. A ``loss_type`` of TRL that names a surrogate becomes
+    two settings.
 
     >>> settings = LossSettings(loss_type="cispo")
     >>> settings.surrogate, settings.loss_type
@@ -103,6 +104,7 @@ class LossSettings:
     geometric_mask_low: float = 0.99
     geometric_mask_high: float = 1.01
     on_policy: bool = False
+    trained_share: float = 1.0
 
     def __post_init__(self) -> None:
         names = surrogate_and_reduction(self.surrogate, self.loss_type)
@@ -662,6 +664,9 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
         logged[metrics.KL] = Metric(kl.detach())
     reduction = REDUCTIONS[settings.loss_type]
     policy_loss = reduction.function(values, inputs, settings)
+    if reduction.over == "rows":
+        # The reduction has divided by all rows, of which this share is trained on.
+        policy_loss = policy_loss / settings.trained_share
     loss = policy_loss if reduction.over == "step" else policy_loss / inputs.accumulation
     total, tokens = sums = entropy_sums(inputs)
     if settings.entropy_coef is not None:

@@ -88,6 +88,14 @@ def loss_mask(rows: Rows) -> Tensor:
     return rows["completion_mask"] * rows.get("tool_mask", 1)
 
 
+def gather_masked(rows: Rows, kept: Tensor, ranks: Ranks) -> Rows:
+    """Mask the rows that are not ``kept`` (B,), and count the tokens that are left. All ranks call this."""
+    mask = rows["completion_mask"]
+    rows = {**rows, "completion_mask": mask * kept.to(mask.device)[:, None]}
+    # TRL's dapo loss divides by the tokens of all ranks.
+    return {**rows, "num_items_in_batch": ranks.gather(loss_mask(rows).sum()).sum()}
+
+
 def gather_rows(rows: Rows, ranks: Ranks) -> Rows:
     """Gather the rows of all ranks, in the order of ranks. All ranks call this."""
     # Ranks pad to their own longest row. accelerate gathers only tensors of one shape.

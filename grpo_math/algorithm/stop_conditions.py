@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo_math.algorithm.rows import Rows, loss_mask
+from grpo_math.algorithm.rows import Rows, gather_masked, loss_mask
 from grpo_math.generation.completion import is_truncated
 from grpo_math.generation.request import Request
 from grpo_math.run import metrics
@@ -65,6 +65,4 @@ class StopConditions:
         written, lengths = loss_mask(rows).tolist(), mask.sum(dim=1).tolist()
         complete = [not self.is_truncated(a[:n], b[:n]) for a, b, n in zip(ids, written, lengths, strict=True)]
         # TRL masks tool_mask too. Only the product of both masks is used.
-        rows = {**rows, "completion_mask": mask * torch.tensor(complete, device=mask.device)[:, None]}
-        # TRL's dapo loss divides by the tokens of all ranks.
-        return {**rows, "num_items_in_batch": ranks.gather(loss_mask(rows).sum()).sum()}
+        return gather_masked(rows, torch.tensor(complete), ranks)

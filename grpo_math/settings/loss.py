@@ -56,6 +56,12 @@ class Loss(GRPOConfig):
             "module:function",
         ),
     )
+    train_completions: int = setting(
+        0,
+        "Train on this many completions of each prompt, those whose rewards vary most (PODS), of the num_generations "
+        "that are sampled; 0: on all.",
+        ge=0,
+    )
     k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.", ge=2)
     advantage_eps: float = setting(
         1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
@@ -155,10 +161,24 @@ RULES = [
     Rule(
         "error",
         "k",
-        lambda s: s.baseline == "pass_at_k" and s.k >= s.num_generations,
-        "leaves at most one choice of k completions to baseline='pass_at_k' (num_generations={num_generations}), so "
-        "every gradient is zero",
-        "give less than num_generations, from 2 on",
+        lambda s: s.baseline == "pass_at_k" and s.k >= (s.train_completions or s.num_generations),
+        "leaves at most one choice of k completions to baseline='pass_at_k' (num_generations={num_generations}, "
+        "train_completions={train_completions}), so every gradient is zero",
+        "give less than num_generations and train_completions, from 2 on",
+    ),
+    Rule(
+        "error",
+        "train_completions",
+        lambda s: s.train_completions and not 2 <= s.train_completions <= s.num_generations,
+        "is not between 2 and num_generations={num_generations}",
+        "give a number from 2 to {num_generations}, or leave it out",
+    ),
+    Rule(
+        "error",
+        "train_completions",
+        lambda s: s.train_completions and s.loss_type == "bnpo",
+        "does not work with loss_type='bnpo', which divides by the tokens of each micro-batch",
+        "use dapo or grpo",
     ),
     Rule("no_effect", "k", lambda s: s.baseline != "pass_at_k", "baseline={baseline!r} is not pass_at_k"),
     Rule(

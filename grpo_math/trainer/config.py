@@ -47,7 +47,7 @@ class MathGRPOConfig(TrainerFields, GRPOConfig):
             recipe_fields()[name].check_in_script(getattr(self, name))
         rules.refuse(self)
         if is_user_function(self.baseline):
-            try_function(self.baseline, self.num_generations or 2)
+            try_function(self.baseline, self.train_completions or self.num_generations or 2)
         if is_user_function(self.surrogate):
             try_surrogate(self.surrogate)
         super().__post_init__()

@@ -25,7 +25,7 @@ ATTRIBUTES = (
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
 OURS = {one.name for one in fields(TrainerFields)}
-COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy")
+COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy", "trained_share")
 # TRL reads all others from its arguments. A script's arguments may lack our own.
 OTHERS = {one.name for one in fields(LossSettings)}.difference(ATTRIBUTES, COMPUTED)
 
@@ -51,12 +51,14 @@ def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSett
     if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
         coefficient = 0.0
     rollout_steps = trainer.args.steps_per_generation * trainer.num_iterations
+    trains, trained = trainer.model.training, settings.train_completions
     return LossSettings(
         **{name: getattr(trainer, name) for name in ATTRIBUTES},
         **{name: getattr(settings if name in OURS else trainer.args, name) for name in OTHERS},
         entropy_coef=coefficient,
         vllm_importance_sampling_correction=trainer.use_vllm and trainer.vllm_importance_sampling_correction,
-        on_policy=trainer.model.training and trainer.args.gradient_accumulation_steps % rollout_steps == 0,
+        on_policy=trains and trainer.args.gradient_accumulation_steps % rollout_steps == 0,
+        trained_share=trained / trainer.num_generations if trains and trained else 1.0,
     )
 
 
@@ -86,7 +88,9 @@ def micro_batch_terms(trainer: "TrlTrainer") -> list[str]:
 def exceeds_trl_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> bool:
     """Return True if the loss has a term that TRL's lacks."""
     has_other_kl = trainer.beta != 0.0 and settings.kl_estimator != "k3"
-    return settings.surrogate != "clip" or trainer.loss_type == "prompt_mean" or has_other_kl
+    return bool(
+        settings.surrogate != "clip" or trainer.loss_type == "prompt_mean" or has_other_kl or settings.train_completions
+    )
 
 
 def refuse_images_with_added_terms(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
@@ -96,6 +100,6 @@ def refuse_images_with_added_terms(trainer: "TrlTrainer", settings: "MathGRPOCon
             "surrogate",
             settings.surrogate,
             "does not work with images, of which TRL computes the loss",
-            "use clip, with kl_estimator k3 and another loss_type than prompt_mean",
+            "use clip, with kl_estimator k3, another loss_type than prompt_mean, and without train_completions",
         )
     logger.warning("TRL computes the loss, because the model has images.")

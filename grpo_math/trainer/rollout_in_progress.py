@@ -19,10 +19,10 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from grpo_math.algorithm import correction
-from grpo_math.algorithm.advantages import advantages, normalized_sum, weighted
+from grpo_math.algorithm.advantages import advantages, most_varied, normalized_sum, weighted
 from grpo_math.algorithm.losses import prompt_weights
 from grpo_math.algorithm.rollout import Columns, Rollout
-from grpo_math.algorithm.rows import Rows, loss_mask
+from grpo_math.algorithm.rows import Rows, gather_masked, loss_mask
 from grpo_math.algorithm.stop_conditions import StopConditions
 from grpo_math.errors import RewardError, UserError, with_type_of
 from grpo_math.generation.canary import Canary
@@ -313,17 +313,27 @@ class RolloutMaker:
         """Set the advantages from the rewards. All ranks call this."""
         trainer, settings, weights = self.trainer, self.settings, self.trainer.reward_weights.cpu()
         sums = weighted(rollout.rewards, weights).view(-1, self.group_size)
+        trained = settings.train_completions if trainer.model.training else 0
+        places = most_varied(sums, trained or self.group_size)
+        sums = sums.gather(1, places)
         if trainer.multi_objective_aggregation == "sum_then_normalize":
             lengths = None
             if settings.baseline == "length_weighted":
                 tokens = loss_mask(rollout.tensors).sum(dim=1)
-                lengths = trainer.accelerator.gather(tokens).cpu().view(sums.shape)
+                lengths = trainer.accelerator.gather(tokens).cpu().view(-1, self.group_size).gather(1, places)
             options = (settings.baseline, trainer.scale_rewards, settings.advantage_eps, settings.k)
             values = advantages(sums, *options, lengths)
         else:
-            values = normalized_sum(rollout.rewards.view(*sums.shape, -1), weights)
-        rollout = replace(rollout, advantages=values.flatten())
-        return with_metrics(rollout, reward_metrics(sums, rollout.advantages))
+            rewards = rollout.rewards.view(-1, self.group_size, len(weights))
+            values = normalized_sum(rewards.take_along_dim(places[:, :, None], dim=1), weights)
+        shape, log = (len(places), self.group_size), reward_metrics(sums, values.flatten())
+        rollout = replace(rollout, advantages=values.new_zeros(shape).scatter(1, places, values).flatten())
+        if trained:
+            kept = torch.zeros(shape, dtype=torch.long).scatter(1, places, 1).flatten()
+            tensors = rollout.tensors
+            kept = kept[self.local(len(tensors["completion_mask"]))]
+            rollout = replace(rollout, tensors=gather_masked(tensors, kept, self.ranks))
+        return with_metrics(rollout, log)
 
 
 def _example(name: str) -> BaseException | None:

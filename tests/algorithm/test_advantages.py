@@ -8,7 +8,7 @@ import torch
 from small_trainers import make
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.algorithm.advantages import advantages, normalized_sum, try_function
+from grpo_math.algorithm.advantages import advantages, most_varied, normalized_sum, try_function
 from grpo_math.errors import RewardError
 
 NAN = float("nan")
@@ -217,3 +217,20 @@ def test_group_mean_gives_the_advantages_that_trl_trains_on(scale, small, chars,
     rewards = torch.tensor([NAN if reward is None else reward for reward in REWARDS]).view(-1, 4)
     expected = torch.tensor(list(trainer._logs["advantages"])).view(-1, 4)
     torch.testing.assert_close(advantages(rewards, scale=scale, eps=1e-4), expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("m", range(2, 8))
+def test_no_other_subset_of_the_graded_rewards_of_a_group_varies_more(m):
+    noise = torch.Generator().manual_seed(m)
+    rewards = torch.rand(40, 7, generator=noise, dtype=torch.float64)
+    rewards[:20] = rewards[:20].round()
+    rewards[10:30][torch.rand(20, 7, generator=noise) < 0.3] = NAN
+    for group, places in zip(rewards, most_varied(rewards, m).tolist(), strict=True):
+        graded = [i for i in range(7) if not group[i].isnan()]
+        assert len({*places}) == m
+        assert places == sorted(places)
+        if len(graded) < m:
+            assert set(graded) < set(places)
+            continue
+        best = max(group[list(one)].var(correction=0) for one in combinations(graded, m))
+        torch.testing.assert_close(group[places].var(correction=0), best)

@@ -259,7 +259,13 @@ def loss_of_trl(trainer, inputs, logps, entropies):
 
 
 OURS = SimpleNamespace(
-    surrogate="clip", kl_estimator="k3", dppo_high=0.2, dppo_low=0.2, geometric_mask_low=0.99, geometric_mask_high=1.01
+    surrogate="clip",
+    kl_estimator="k3",
+    dppo_high=0.2,
+    dppo_low=0.2,
+    geometric_mask_low=0.99,
+    geometric_mask_high=1.01,
+    train_completions=0,
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from trl import GRPOTrainer
 
-from grpo_math.algorithm.advantages import advantages, weighted
+from grpo_math.algorithm.advantages import advantages, most_varied, weighted
 from grpo_math.algorithm.correction import sampler_ratio
 from grpo_math.algorithm.losses import LossInputs, LossSettings, compute_loss, micro_batch_weight, prompt_weights
 from grpo_math.rewards import REWARDS as REWARD_FUNCTIONS
@@ -23,6 +23,11 @@ from grpo_math.settings.recipe import METHODS, read
 P, G, T, LIMIT = 2, 6, 7, 9
 LENGTHS = torch.tensor([7, 3, 1, 5, 2, 6, 4, 7, 1, 1, 2, 3])
 REWARDS = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
+# Distinct, so that one choice of completions is the best.
+REWARDS_OF = {
+    "pods": torch.tensor([[0.4, 0.0, 0.9, 0.3, 1.0, 0.2], [0.7, 0.8, 0.1, 1.0, 0.9, 0.6]], dtype=torch.float64),
+    "on_policy_distillation": torch.zeros_like(REWARDS),
+}
 RENAMED = {"epsilon": "epsilon_low"}  # of a recipe's fields, in `LossSettings`
 
 
@@ -66,7 +71,18 @@ def over_quantile(r):
     return (r - quantile) / r.std(dim=1, keepdim=True)
 
 
+def of_largest_variance(r):
+    """PODS: GRPO's of the 4 completions whose rewards have the largest variance; NaN: left out."""
+    subsets = [list(one) for one in combinations(range(G), 4)]
+    best = [max(subsets, key=lambda one, row=row: row[one].var(correction=0).item()) for row in r]
+    values = torch.full_like(r, math.nan)
+    for row, one in enumerate(best):
+        values[row, one] = z_score(r[[row]][:, one])[0]
+    return values
+
+
 ADVANTAGES = {
+    "pods": of_largest_variance,
     "w_reinforce": lambda r: 0.1 * r - (1 - r),
     "nsr": lambda r: r - 1,
     "opo": by_length,
@@ -207,7 +223,7 @@ def prompt_mean(losses):
 
 # From the losses of the completions, group after group. The others have a mean over all tokens.
 REDUCED = {
-    **dict.fromkeys(("grpo", "gspo", "sapo", "gmpo", "icepop", "off_policy_mask"), completion_mean),
+    **dict.fromkeys(("grpo", "pods", "gspo", "sapo", "gmpo", "icepop", "off_policy_mask"), completion_mean),
     **dict.fromkeys(("no_baseline", "reinforce_with_baseline", "raft_pp"), completion_mean),
     **dict.fromkeys(("dr_grpo", "dppo", "dppo_kl"), over_length),
     **dict.fromkeys(("rloo", "luspo"), sequence_sum),
@@ -233,11 +249,12 @@ def of_paper(name, seed):
     now, old, ref, sampler, entropies, _ = random_rows(seed)
     level = torch.cat([row[:n] for row, n in zip(entropies, LENGTHS, strict=True)]).quantile(0.8)
     columns = {"now": now, "old": old, "ref": ref, "sampler": sampler, "is_high": entropies >= level}
-    values = ADVANTAGES.get(name, z_score)(REWARDS).flatten()
+    values = ADVANTAGES.get(name, z_score)(REWARDS_OF.get(name, REWARDS)).flatten()
     loss_of = LOSSES.get(name, lambda c, a: clipped((c["now"] - c["old"]).exp(), a))
     completions = [{key: column[i, :n] for key, column in columns.items()} for i, n in enumerate(LENGTHS.tolist())]
-    loss = REDUCED.get(name, token_mean)([loss_of(c, a) for c, a in zip(completions, values, strict=True)])
-    return values, torch.autograd.grad(loss, now)[0]
+    trained = [(c, a) for c, a in zip(completions, values, strict=True) if not a.isnan()]
+    loss = REDUCED.get(name, token_mean)([loss_of(c, a) for c, a in trained])
+    return values.nan_to_num(), torch.autograd.grad(loss, now)[0]
 
 
 def of_method(name, ranks, cuts, seed):
@@ -247,13 +264,17 @@ def of_method(name, ranks, cuts, seed):
     names = {field.name for field in fields(LossSettings)}
     chosen = {RENAMED.get(key, key): value for key, value in METHODS[name]["fields"].items()}
     chosen = {key: chosen[key] for key in chosen if key in names} | ({"beta": BETA[name]} if name in BETA else {})
-    settings = LossSettings(**chosen, max_completion_length=LIMIT)
+    trained = recipe["train_completions"] or G
+    settings = LossSettings(**chosen, max_completion_length=LIMIT, trained_share=trained / G)
     low, high_bound = settings.vllm_importance_sampling_clip_min, settings.vllm_importance_sampling_clip_max
     sampler_weights = sampler_ratio((old - sampler) * mask, settings.vllm_importance_sampling_mode, low, high_bound)
     options = (recipe["baseline"], recipe["scale_rewards"], 1e-12, recipe["k"])
-    rewards = REWARDS if recipe["rewards"] else torch.zeros_like(REWARDS)
+    rewards = REWARDS_OF.get(name, REWARDS)
     lengths = LENGTHS.view(P, G) if recipe["baseline"] == "length_weighted" else None
-    values = advantages(rewards, *options, lengths).flatten()
+    places = most_varied(rewards, trained)
+    values = advantages(rewards.gather(1, places), *options, lengths)
+    values = torch.zeros_like(REWARDS).scatter(1, places, values).flatten()
+    mask = mask * torch.zeros_like(LENGTHS).view(P, G).scatter(1, places, 1).view(-1, 1)
     weights = prompt_weights(LENGTHS, G)[:, None]
     high = None
     if recipe["top_entropy_quantile"] < 1.0:

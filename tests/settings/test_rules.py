@@ -99,6 +99,13 @@ PAIRS = [
     ({"baseline": "pass_at_k", "k": 7}, True),
     ({"baseline": "pass_at_k", "k": 8}, False),  # of 8 completions
     ({"baseline": "pass_at_k", "k": 9}, False),
+    ({"baseline": "pass_at_k", "k": 3, "train_completions": 4}, True),
+    ({"baseline": "pass_at_k", "k": 4, "train_completions": 4}, False),
+    ({"train_completions": 2}, True),
+    ({"train_completions": 8}, True),  # of 8 completions
+    ({"train_completions": 1}, False),
+    ({"train_completions": 9}, False),
+    ({"train_completions": 4, "loss_type": "bnpo"}, False),
     ({"baseline": "pass_at_k", "scale_rewards": "none"}, False),
     ({"baseline": "pass_at_k", "rewards": ["gsm8k"]}, False),
     ({"baseline": "nsr"}, True),

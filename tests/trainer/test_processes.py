@@ -48,7 +48,11 @@ SCRIPTED = {
     "dapo with k1, two updates a rollout": {"beta": 0.2, "kl_estimator": "k1", "num_iterations": 2},
     "grpo with reinforce": {"loss_type": "grpo", "surrogate": "reinforce", "baseline": "leave_one_out"},
     "prompt_mean with dppo": {"loss_type": "prompt_mean", "surrogate": "dppo", "beta": 0.1, "num_iterations": 2},
-    "dr_grpo with the batch deviation": {"loss_type": "dr_grpo", "scale_rewards": "batch"},
+    "dr_grpo with the batch deviation, on two of four": {
+        "loss_type": "dr_grpo",
+        "scale_rewards": "batch",
+        "train_completions": 2,
+    },
 }
 
 

@@ -2,14 +2,15 @@
 
 import json
 import math
+from itertools import combinations
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import grades, logps_of, problems, results_of
-from transformers import TrainerCallback
+from small_trainers import grades, logps_of, problems, relative, results_of, weights
+from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
@@ -417,6 +418,59 @@ def test_opo_weighs_each_reward_by_the_tokens_of_its_completion(ours):
     assert len(lengths.unique()) > 1
     expected = rewards - (lengths * rewards).sum(dim=1, keepdim=True) / lengths.sum(dim=1, keepdim=True)
     torch.testing.assert_close(results[0]["advantages"].view(-1, G), expected)
+
+
+# The gradient of GRPO on groups of completions, each a list of the losses of its tokens.
+OF_SUBSETS = {
+    "grpo": lambda groups: torch.stack([loss.mean() for group in groups for loss in group]).mean(),
+    "dapo": lambda groups: torch.cat([loss for group in groups for loss in group]).mean(),
+    "dr_grpo": lambda groups: torch.stack([loss.sum() / 12 for group in groups for loss in group]).mean(),
+    "prompt_mean": lambda groups: torch.stack([torch.cat(group).mean() for group in groups]).mean(),
+}
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "settings"),
+    [
+        ("grpo", {"max_tokens_per_micro_batch": 30}),
+        ("grpo", {"pack_updates": False, "resample_groups": 1}),
+        ("dapo", {"beta": 0.1}),
+        ("dr_grpo", {"mask_truncated_completions": False, "gradient_accumulation_steps": 1}),
+        ("prompt_mean", {}),
+    ],
+)
+def test_an_update_is_that_of_the_completions_whose_rewards_vary_most(loss_type, settings, ours, small):
+    """PODS, from the formula: the subset of the largest variance, and its own mean and deviation."""
+
+    def apart(completions, **columns):
+        return [float((i * i * 7 + 3) % 23) for i in range(len(completions))]
+
+    settings = {"gradient_accumulation_steps": 2, "max_steps": 1, "logging_steps": 1, **settings}
+    trainer = ours(apart, problems("mm" * 8), train_completions=3, loss_type=loss_type, advantage_eps=1e-9, **settings)
+    trainer.grpo_math.rollouts.grade = grades
+    before, now = weights(trainer.model), AutoModelForCausalLM.from_pretrained(small)
+    with results_of(trainer, "_generate_and_score_completions") as results:
+        trainer.train()
+    rows, groups = results[0], []
+    rewards = torch.tensor(list(trainer._logs["rewards"]["apart"]), dtype=torch.float64).view(-1, 4)
+    for number, group in enumerate(rewards):
+        chosen = list(max(combinations(range(4), 3), key=lambda one, of=group: of[list(one)].var().item()))
+        kept = rows["completion_mask"][4 * number : 4 * number + 4].sum(dim=1)
+        assert kept.nonzero().flatten().tolist() == chosen
+        values = (group[chosen] - group[chosen].mean()) / group[chosen].std()
+        torch.testing.assert_close(rows["advantages"][4 * number : 4 * number + 4][chosen].double(), values)
+        groups.append([])
+        for place, value in zip(chosen, values, strict=True):
+            prompt, completion = (
+                rows[f"{part}_ids"][4 * number + place][rows[f"{part}_mask"][4 * number + place] == 1].tolist()
+                for part in ("prompt", "completion")
+            )
+            groups[-1].append(-value.float() * logps_of(now, prompt, completion))
+    OF_SUBSETS[loss_type](groups).backward()
+    step = torch.cat([(torch.zeros_like(p) if p.grad is None else -0.05 * p.grad).flatten() for p in now.parameters()])
+    assert relative(weights(trainer.model) - before, step) < 1e-4
+    line = trainer.state.log_history[0]
+    assert line[metrics.ADVANTAGE_STD] == pytest.approx((2 / 3) ** 0.5, abs=1e-5)  # of the 3 trained ones
 
 
 @pytest.mark.parametrize("masks", [False, True])
