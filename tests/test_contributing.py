@@ -10,7 +10,7 @@ from launching import ROOT, run
 # A change -> (file, a text of it, what is put before this text); without a text the file is new.
 CHANGES = {
     "reward": [
-        ("rewards/functions.py", "def make_repetition", "def short(prompts, completions, **columns):\n"
+        ("rewards/functions.py", "def repetition", "def short(prompts, completions, **columns):\n"
          "    return [1.0 / (1 + len(completion_text(completion))) for completion in completions]\n\n\n"),
         ("rewards/functions.py", "        Shipped(r1_zero)", "        Shipped(short, needs_gold=False),\n"),
     ],

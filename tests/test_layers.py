@@ -169,7 +169,7 @@ def test_the_public_names_are_there():
         "assert callable(evaluate) and callable(grade) and REWARDS['accuracy']\n"
         "import grpo_math.evaluation.evaluation, grpo_math.report.page, grpo_math.planner.plan\n"
         "from grpo_math.trainer import MathGRPOConfig, MathGRPOTrainer\n"
-        "from grpo_math.rewards import REWARDS, load_reward, make_overlong, completion_text\n"
+        "from grpo_math.rewards import REWARDS, load_reward, completion_text\n"
         "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"
         "from grpo_math.planner import plan\n"
         "from grpo_math.report import report\n"

@@ -3,9 +3,8 @@ r"""Verdicts -> numbers: plain functions with TRL's signature, and the `REWARDS`
 Every function takes ``(prompts, completions, **columns)``. It returns one number per completion, or None if the answer
 could not be graded. TRL leaves None out of the sum, so None is never counted as 0. Completions are texts or chat
 messages. The functions read the columns ``answer`` (the gold answer; TRL's name ``solution`` works too),
-``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (inputs.py). A function with
-settings is made by a factory whose name starts with ``make_``. The table contains it with the default settings. For
-other settings, call the factory in your own module and name the result in the recipe (``my_rewards:overlong``).
+``answer_format`` and ``completion_ids``, and what the trainer adds under reserved keys (inputs.py). A reward
+with other numbers is a function of your own (``my_rewards:overlong``).
 
 >>> accuracy(["1 + 1?", "1 + 1?"], ["#### 2", "#### 3"], answer=["2", "2"])
 [1.0, 0.0]
@@ -16,32 +15,11 @@ TRL weighs and sums the rewards (``reward_weights``).
 """
 
 from grpo_math.errors import ConfigError, require_choice
-from grpo_math.rewards.functions import (
-    REWARDS,
-    accuracy,
-    gated,
-    gsm8k,
-    make_overlong,
-    make_repetition,
-    make_shaped,
-    make_tool_use,
-)
+from grpo_math.rewards.functions import REWARDS, accuracy, gsm8k
 from grpo_math.rewards.inputs import Reward, completion_text
 from grpo_math.system.user_functions import is_user_function, load_function
 
-__all__ = [
-    "REWARDS",
-    "Reward",
-    "accuracy",
-    "completion_text",
-    "gated",
-    "gsm8k",
-    "load_reward",
-    "make_overlong",
-    "make_repetition",
-    "make_shaped",
-    "make_tool_use",
-]
+__all__ = ["REWARDS", "Reward", "accuracy", "completion_text", "gsm8k", "load_reward"]
 
 
 def load_reward(name: str) -> Reward:

@@ -11,13 +11,12 @@ from fractions import Fraction
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.where import gold_answer
-from grpo_math.rewards.guard import columns_for, reward_name
+from grpo_math.rewards.guard import reward_name
 from grpo_math.rewards.inputs import (
     DEFAULT_LIMIT,
     GRADE,
@@ -38,7 +37,7 @@ from grpo_math.rewards.inputs import (
     prompt_formats,
     read_gold_answers,
 )
-from grpo_math.rewards.tools import make_tool_use
+from grpo_math.rewards.tools import tool_use
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
 
@@ -119,26 +118,17 @@ def number_match(prompts: Prompts, completions: Completions, **columns: Any) -> 
     ]
 
 
-def make_shaped(
-    correct: float = 1.0, kept: float = 0.05, short: float = 0.025, max_length: int | None = None
-) -> Reward:
-    """Make a reward: ``correct`` for the right answer plus ``kept`` for the format plus up to ``short`` for brevity.
+def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return 1 for the right answer, plus 0.05 for the format, plus ``0.025 * max(0, 1 - length / max_length)``.
 
-    The last part is ``short * max(0, 1 - length / max_length)``.
+    ``max_length`` is the trainer's ``max_completion_length``.
     """
-    _require_lengths(max_length=max_length)
-
-    def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        limit = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-        grades, in_format = completion_grades("shaped", completions, columns), in_requested_format(completions, columns)
-        return [
-            None
-            if (right := is_right(g)) is None
-            else correct * right + kept * in_its_format + short * max(0.0, 1 - n / limit)
-            for g, in_its_format, n in zip(grades, in_format, completion_lengths(completions, columns), strict=True)
-        ]
-
-    return shaped
+    limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
+    grades, in_format = completion_grades("shaped", completions, columns), in_requested_format(completions, columns)
+    return [
+        None if (right := is_right(g)) is None else right + 0.05 * in_its_format + 0.025 * max(0.0, 1 - n / limit)
+        for g, in_its_format, n in zip(grades, in_format, completion_lengths(completions, columns), strict=True)
+    ]
 
 
 # ------------------------------------------------------------------------------------------ does it keep the format?
@@ -195,51 +185,32 @@ def integer_only(prompts: Prompts, completions: Completions, **columns: Any) -> 
     return [float(number is not None and number.denominator == 1) for number in answers]
 
 
-def gated(reward: Reward, on: Reward = accuracy, name: str | None = None) -> Reward:
-    """Make a reward that is ``reward`` if ``on`` is above 0, else 0, so that the format alone earns nothing.
+def gated(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return `format_soft` of a completion with a correct answer, else 0, so that the format alone earns nothing.
 
-    >>> gated(format_strict)([""], ["#### 8"], answer=["7"], answer_format=["gsm8k"])
+    >>> gated([""], ["<reasoning>1</reasoning> <answer>8</answer>"], answer=["7"])
     [0.0]
     """
-
-    def gated(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        gates = on(prompts, completions, **columns_for(on, columns))
-        values = reward(prompts, completions, **columns_for(reward, columns))
-        return [None if gate is None else value if gate > 0 else 0.0 for gate, value in zip(gates, values, strict=True)]
-
-    gated.__name__ = gated.__qualname__ = name or f"{reward_name(reward)}_on_{reward_name(on)}"
-    return gated
+    in_format = format_soft(prompts, completions, **columns)
+    right = accuracy(prompts, completions, **columns)
+    return [None if one is None else value if one > 0 else 0.0 for one, value in zip(right, in_format, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------- length and repetition
 
 
-def make_overlong(max_length: int | None = None, cache: int | None = None) -> Reward:
-    """Make DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) of a completion with n tokens:
+def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13) of a completion with n tokens:
 
         0                              n <= max_length - cache
         (max_length - cache - n)/cache in between
         -1                             n > max_length
 
-    Without settings, max_length is the trainer's ``max_completion_length`` and cache a fifth of it.
-
-    >>> make_overlong(100, 20)([""] * 3, ["", "", ""], completion_ids=[[0] * 80, [0] * 90, [0] * 101])
-    [0.0, -0.5, -1.0]
+    ``max_length`` is the trainer's ``max_completion_length``, and cache is a fifth of it.
     """
-
-    def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        most = max_length or columns.get(MAX_LENGTH, DEFAULT_LIMIT)
-        soft = max(1, most // 5) if cache is None else cache
-        return [max(-1.0, min(0.0, (most - soft - n) / soft)) for n in completion_lengths(completions, columns)]
-
-    _require_lengths(max_length=max_length, cache=cache)
-    return overlong
-
-
-def _require_lengths(**lengths: int | None) -> None:
-    for name, length in lengths.items():
-        if length is not None and length < 1:
-            raise ConfigError(name, length, "is not a length", "give 1 or more")
+    most = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
+    cache = max(1, most // 5)
+    return [max(-1.0, min(0.0, (most - cache - n) / cache)) for n in completion_lengths(completions, columns)]
 
 
 def no_reward(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
@@ -276,25 +247,20 @@ def _relative_brevity(n: int, right: float | None, group: Sequence[Sized]) -> fl
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\s\u3040-\u30ff\u3400-\u9fff]+")
 
 
-def make_repetition(ngram: int = 3, penalty: float = 1.0) -> Reward:
-    """Make a reward ``-penalty * (1 - distinct n-grams / n-grams)`` over the words of a completion.
+def repetition(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return ``distinct n-grams / n-grams - 1`` over the words of a completion, with n = 3.
 
-    A completion of at most n words gets 0. A Chinese or Japanese character is a word.
+    A completion of at most three words gets 0. A Chinese or Japanese character is a word.
 
-    >>> make_repetition(ngram=2)(["", ""], ["a b a b a", "a b c"])
-    [-0.5, 0.0]
+    >>> repetition(["", ""], ["a b c a b c", "a b c d"])
+    [-0.25, 0.0]
     """
-    _require_lengths(ngram=ngram)
-
-    def repetition(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        rewards: Rewards = []
-        for completion in completions:
-            words = _WORD.findall(completion_text(completion).lower())
-            grams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
-            rewards.append(penalty * (len(set(grams)) / len(grams) - 1) if len(words) > ngram else 0.0)
-        return rewards
-
-    return repetition
+    rewards: Rewards = []
+    for completion in completions:
+        words = _WORD.findall(completion_text(completion).lower())
+        grams = [*zip(words, words[1:], words[2:], strict=False)]
+        rewards.append(len({*grams}) / len(grams) - 1 if len(words) > 3 else 0.0)
+    return rewards
 
 
 # ------------------------------------------------------------------------------------------------ the rewards that ship
@@ -322,11 +288,11 @@ SHIPPED = {
         Shipped(proximity),
         Shipped(number_match),
         Shipped(brevity, can_be_negative=True),
-        Shipped(make_shaped()),
-        Shipped(make_overlong(), needs_gold=False, can_be_negative=True),
-        Shipped(make_repetition(), needs_gold=False, can_be_negative=True),
-        Shipped(make_tool_use()),
-        Shipped(gated(format_soft, on=accuracy, name="gated")),  # TRL logs rewards/<__name__>/mean
+        Shipped(shaped),
+        Shipped(overlong, needs_gold=False, can_be_negative=True),
+        Shipped(repetition, needs_gold=False, can_be_negative=True),
+        Shipped(tool_use),
+        Shipped(gated),
     )
 }
 REWARDS: dict[str, Reward] = {name: one.reward for name, one in SHIPPED.items()}

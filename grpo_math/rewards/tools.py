@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from grpo_math.errors import ConfigError
 from grpo_math.grading.equal.compare import value
-from grpo_math.rewards.inputs import Completion, Completions, Prompts, Reward, Rewards, completion_grades, is_right
+from grpo_math.rewards.inputs import Completion, Completions, Prompts, Rewards, completion_grades, is_right
 
 # Python reads no integer of more than 4,300 digits.
 NUMBER = re.compile(r"(?<![\w.])\d{1,1000}(?:\.\d{1,1000})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
@@ -63,26 +62,19 @@ def _contains(text: str, result: str) -> bool:
     return any(Fraction(literal) == abs(number) for literal in literals)
 
 
-def make_tool_use(effect: float = 1.0, failed: float = 0.0) -> Reward:
-    """Make a reward: ``effect`` for a right answer that a call produced, minus ``failed`` for each failed call.
+def tool_use(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
+    """Return 1 for a right answer that a call produced, else 0.
 
     A call produced the answer if the last line of its result is the answer and the model had not written the answer
     before. So a call earns nothing if it prints a known answer, if its result is not used, if it is a second call, or
     if the answer is wrong.
     """
-    if effect < 0 or failed < 0:
-        raise ConfigError("effect" if effect < 0 else "failed", min(effect, failed), "is negative", "give 0 or more")
-
-    def tool_use(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-        rewards: Rewards = []
-        for grade, completion in zip(completion_grades("tool_use", completions, columns), completions, strict=True):
-            right, results = is_right(grade), tool_results(completion)
-            lost = failed * sum("status" in message for _, message in results)
-            gave = right and any(_gives(message, written, (grade.answer or "").strip()) for written, message in results)
-            rewards.append(None if right is None else effect * bool(gave) - lost)
-        return rewards
-
-    return tool_use
+    rewards: Rewards = []
+    for grade, completion in zip(completion_grades("tool_use", completions, columns), completions, strict=True):
+        right, answer = is_right(grade), (grade.answer or "").strip()
+        gave = right and any(_gives(message, written, answer) for written, message in tool_results(completion))
+        rewards.append(None if right is None else float(bool(gave)))
+    return rewards
 
 
 def _gives(result: Message, written: str, answer: str) -> bool:
