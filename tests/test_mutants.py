@@ -12,9 +12,9 @@ PACKAGES = ("algorithm", "packing", "generation", "evaluation", "trainer", "grad
 
 
 @pytest.mark.full
-def test_the_quick_tests_catch_12_of_16_mutants():
-    command = [sys.executable, str(PROGRAM), *PACKAGES, "--n", "2", "--seed", "1"]
+def test_the_quick_tests_catch_6_of_8_mutants():
+    command = [sys.executable, str(PROGRAM), *PACKAGES, "--n", "1", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True)
-    caught = re.findall(r"(\d+) of 2 mutants caught", done.stdout)
+    caught = re.findall(r"(\d+) of 1 mutants caught", done.stdout)
     assert len(caught) == len(PACKAGES), done.stdout + done.stderr
-    assert sum(map(int, caught)) >= 12, done.stdout
+    assert sum(map(int, caught)) >= 6, done.stdout

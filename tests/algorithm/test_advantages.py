@@ -163,38 +163,6 @@ def test_a_reward_that_a_formula_does_not_cover_is_one_line(options, reward, lin
         advantages(torch.tensor([[1.0, reward, NAN]]), **options)
 
 
-@pytest.mark.parametrize("group", [2, 3, 4])
-def test_the_gradient_of_maxrl_is_that_of_the_log_likelihood_expanded_to_the_order_of_the_group_less_one(group):
-    """log p = -sum (1 - p)^k / k: every group that can be sampled, of four completions of which one is right."""
-    theta = torch.tensor([0.3, -0.5, 1.1, 0.2], dtype=torch.float64, requires_grad=True)
-    logps = theta.log_softmax(0)
-    estimate = torch.zeros(4, dtype=torch.float64)
-    for drawn in product(range(4), repeat=group):
-        rewards = torch.tensor([[float(token == 1) for token in drawn]])
-        values = advantages(rewards, scale="mean")[0].double()
-        score = torch.autograd.grad((values * logps[list(drawn)]).mean(), theta, retain_graph=True)[0]
-        estimate += logps[list(drawn)].sum().exp().detach() * score
-    wrong = 1 - logps[1].exp()
-    objective = -sum(wrong**k / k for k in range(1, group))
-    torch.testing.assert_close(estimate, torch.autograd.grad(objective, theta)[0], atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.parametrize("wrong", range(6))
-def test_pass_at_k_is_the_mean_advantage_of_all_subsets_with_the_completion(wrong):
-    rewards, k = [0.0] * wrong + [1.0] * (5 - wrong), 3
-    subsets = [(one, max(rewards[i] for i in one)) for one in combinations(range(5), k)]
-    values = torch.tensor([reward for _, reward in subsets], dtype=torch.float64)
-    deviation = values.std(correction=0)
-    expected = [
-        (torch.tensor([r for one, r in subsets if i in one]).double().mean() - values.mean()) / deviation
-        if deviation > 0
-        else torch.tensor(0.0)
-        for i in range(5)
-    ]
-    got = advantages(torch.tensor([rewards], dtype=torch.float64), "pass_at_k", k=k)
-    torch.testing.assert_close(got[0], torch.stack(expected).double())
-
-
 # One group to learn from, one with an ungraded completion, one all equal, one with a single grade, one with none.
 REWARDS = [1.0, 0.0, 0.25, 0.0, 1.0, None, 0.0, 0.5, *[0.5] * 4, None, 1.0, None, None, *[None] * 4, *[0.0] * 4]
 

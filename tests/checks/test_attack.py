@@ -24,12 +24,10 @@ def each(f):
     return reward
 exact = each(lambda t, a: last(t) == a)
 signed = each(lambda t, a: 1 if last(t) == a else -1)
-costs = each(lambda t, a: 0 if last(t) == a else -1)
 concise = each(lambda t, a: (last(t) == a) * (1 - len(t) / 1e5))
 own_tags = each(lambda t, a: "<OUT>" in t and t.split("<OUT>")[-1].split("</OUT>")[0].strip() == a)
 anywhere = each(lambda t, a: a in t)
 any_box = each(lambda t, a: a in re.findall(r"boxed\{(.*?)\}", t))
-lenient = each(lambda t, a: bool(set(re.findall(r"\d+", last(t))) & {a}))
 bonus = each(lambda t, a: 2 * (tagged(t) == a) + tagged(t).isdigit() / 2 + ("</think>" in t))
 steps = each(lambda t, a: (last(t) == a) + min(1, len(re.findall("First|Next|Finally", t)) / 3))
 length = each(lambda t, a: (last(t) == a) + min(1, len(t) / 5000))
@@ -38,7 +36,7 @@ nothing = each(lambda t, a: 0)
 fails = each(lambda t, a: t.split("####")[1].strip() == a)
 always_fails = each(lambda t, a: t.nothing)
 noisy = each(lambda t, a: (last(t) == a) * (1 + random.random() / 1000))
-slow = each(lambda t, a: time.sleep(0.02) or last(t) == a)
+slow = each(lambda t, a: time.sleep(0.005) or last(t) == a)
 def unknown(completions, answer, **columns):
     return [None if "box" in text(c) else float(last(text(c)) == a) for c, a in zip(completions, answer)]
 """
@@ -65,7 +63,7 @@ def attacked(capsys, *words: str) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", ["exact", "signed", "costs", "concise", "own_tags", "noisy", "unknown"])
+@pytest.mark.parametrize("name", ["exact", "signed", "concise", "own_tags", "noisy", "unknown"])
 def test_an_honest_reward_passes(name, here, capsys):
     tags = ["--system_prompt", "Think in <IN></IN>, answer in <OUT></OUT>."] if name == "own_tags" else []
     code, result = attacked(capsys, f"own_functions:{name}", *tags)
@@ -82,7 +80,6 @@ def test_the_rewards_of_the_shipped_recipes_pass(name, here, capsys):
     [
         ("anywhere", "candidates"),
         ("any_box", "candidates in boxes"),
-        ("lenient", "candidates"),
         ("bonus", "the same digit|another problem|number of the problem|gold answer"),
         ("steps", ""),
         ("length", "a very long text"),
@@ -149,7 +146,7 @@ def test_the_worst_three_are_printed_with_their_texts_and_then_the_verdict(here,
 
 
 def test_a_very_slow_reward_is_attacked_less_often_which_is_no_fault(here, capsys, monkeypatch):
-    monkeypatch.setattr(attack, "SLOWEST", 0.004)
+    monkeypatch.setattr(attack, "SLOWEST", 0.001)
     code, result = attacked(capsys, "own_functions:slow")
     assert (code, result["faults"]) == (0, [])
     assert 0 < len(result["attacks"]) < result["left_out"]
@@ -169,10 +166,9 @@ def test_the_remedy_names_gsm8k_only_where_it_pays(template, is_named, here):
     assert ("rewards: [gsm8k]" in result["remedy"]) == is_named
 
 
-@pytest.mark.slow
 def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):
-    monkeypatch.setattr(attack, "SLOW", 0.001)
-    _, result = attacked(capsys, "own_functions:slow")
+    monkeypatch.setattr(attack, "SLOW", 0.0)
+    _, result = attacked(capsys, "own_functions:exact")
     assert result["rows"] == attack.FEWEST
 
 

@@ -118,7 +118,9 @@ def model_of(case: dict) -> bool:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=case["what"], marks=pytest.mark.slow if model_of(case) else []) for case in CASES]
 )
-def test_a_bad_setting_gives_one_line(case, here, request):
+def test_a_bad_setting_gives_one_line(case, here, request, monkeypatch):
+    if not case["says"].endswith("(attack)"):
+        monkeypatch.setattr(attack, "gradable", lambda *_: [])  # without problems there is no attack: half of the time
     if model_of(case):
         request.getfixturevalue("models")
     findings = doctor(["--config", recipe(here, case["set"])], case.get("accelerate"))

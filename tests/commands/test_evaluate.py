@@ -200,19 +200,6 @@ def test_a_run_alone_is_evaluated_on_the_problems_that_its_training_evaluates(tr
     assert "--data is missing: the run's config.yaml names no data set" in capsys.readouterr().err
 
 
-def test_a_system_prompt_is_stored_and_is_not_compared_with_another(small, script, tmp_path, capsys):
-    script({"What is": ["1"]})
-    files = [str(tmp_path / f"{name}.json") for name in ("one", "two")]
-    for file, text in zip(files, ("Be brief.", "Be kind."), strict=True):
-        assert main(["evaluate", "--model", small, *ASKED, "--output", file, "--system_prompt", text]) == 0
-    results = json.loads(Path(files[0]).read_text())
-    assert results["prompt_of_first_row"][0] == {"role": "system", "content": "Be brief."}
-    assert results["request"].items() >= {"template": "{problem}", "system_prompt": "Be brief."}.items()
-    assert main(["evaluate", "--compare", *files]) == 2
-    message = "request.system_prompt differs (before 'Be brief.', after 'Be kind.'): evaluate both with the same"
-    assert message in capsys.readouterr().err
-
-
 def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trained, script, capsys):
     script({"What is": ["1"]})
     (trained / "adapter").rename(trained / "checkpoint-7")

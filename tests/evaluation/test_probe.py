@@ -1,13 +1,12 @@
-"""The parts of the probe, and the probe on the embedded model: adapters that know the test, that know others, that
-learned the form or the sums."""
+"""The parts of the probe, and the probe on the embedded model: adapters that know the test, and that know others."""
 
 import json
 from pathlib import Path
-from random import Random
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_math.cli import main
@@ -15,9 +14,7 @@ from grpo_math.evaluation.engines import Model
 from grpo_math.evaluation.probe import SLACK, parts, write_probe
 from grpo_math.evaluation.probe_results import PROBE, Probe, budget, read_probe
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.generation.completions import token_ids
 from grpo_math.generation.request import Request
-from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.generated import stories
 
 
@@ -49,48 +46,34 @@ def test_a_probe_samples_the_problems_and_continues_their_beginnings_greedily(sm
 
 
 TEXTS = 2
-STEPS = {"leaked": 20, "clean": 10, "form": 14, "skill": 14}
-SUMS = ["--data", "generated:sums", "--split", "heldout", "--n", "6"]
-TEMPLATE = "{problem} Give the number after ####."
+STEPS = {"leaked": 20, "clean": 10}
 
 
 @pytest.fixture(scope="module")
 def runs(smollm, tmp_path_factory):
-    """Four runs: fine-tuned on the texts of the test, on other texts, on sums with wrong answers, on right ones."""
+    """Two runs: fine-tuned on the texts of the test, and on other texts."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(smollm)
-    sums = load_problems("generated:sums", "heldout", template=TEMPLATE, limit=6)
-    prompts = token_ids(tokenizer, [row["prompt"] for row in sums])
-    random = Random(0)
-    wrong, right = [f"#### {random.randint(60, 99)}" for _ in sums], [f"#### {row['answer']}" for row in sums]
-    learned = {
-        "leaked": [([], row["problem"]) for row in stories(TEXTS, seed=7)],
-        "clean": [([], row["problem"]) for row in stories(TEXTS, seed=8)],
-        "form": list(zip(prompts, wrong, strict=True)),
-        "skill": list(zip(prompts, right, strict=True)),
-    }
     folders = {}
-    for name, rows in learned.items():
+    for name, seed in (("leaked", 7), ("clean", 8)):
         folders[name] = folder = tmp_path_factory.mktemp("runs") / name
         folder.mkdir()
         (folder / "config.yaml").write_text(
-            f"model_name_or_path: {smollm}\nprompt_template: '{TEMPLATE}'\nmax_completion_length: 12\n"
+            f"model_name_or_path: {smollm}\nprompt_template: '{{problem}} Give the number after ####.'\n"
+            "max_completion_length: 12\n"
         )
-        fine_tuned(smollm, tokenizer, rows, steps=STEPS[name]).save_pretrained(folder / "adapter")
+        texts = [row["problem"] for row in stories(TEXTS, seed=seed)]
+        fine_tuned(smollm, tokenizer, texts, steps=STEPS[name]).save_pretrained(folder / "adapter")
     return folders
 
 
-def fine_tuned(base, tokenizer, rows, steps):
-    """Return an adapter after ``steps`` on all rows: pairs of a prompt's ids and the text that follows it."""
+def fine_tuned(base, tokenizer, texts, steps):
+    """Return an adapter after ``steps`` on all texts."""
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16), lora)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3, weight_decay=0.0)
-    ends = [[*tokenizer(text).input_ids, tokenizer.eos_token_id] for _, text in rows]
-    width = max(len(prompt) + len(end) for (prompt, _), end in zip(rows, ends, strict=True))
-    ids, labels = torch.full((len(rows), width), tokenizer.eos_token_id), torch.full((len(rows), width), -100)
-    for i, ((prompt, _), end) in enumerate(zip(rows, ends, strict=True)):
-        ids[i, : len(prompt) + len(end)] = torch.tensor([*prompt, *end])
-        labels[i, len(prompt) : len(prompt) + len(end)] = torch.tensor(end)
+    rows = [torch.tensor([*tokenizer(text).input_ids, tokenizer.eos_token_id]) for text in texts]
+    ids, labels = (pad_sequence(rows, batch_first=True, padding_value=pad) for pad in (tokenizer.eos_token_id, -100))
     for _ in range(steps):
         model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss.backward()
         optimizer.step()
@@ -125,13 +108,3 @@ def test_a_model_that_was_trained_on_the_test_is_found_out_and_the_base_and_a_cl
     clean, text = probed(runs["clean"], "--data", str(test_set), capsys=capsys)
     assert (clean["memory"]["finding"], clean["memory"]["problems"]["trained"]["share"]) == (None, 0)
     assert "warning" not in text
-
-
-@pytest.mark.full
-def test_a_run_that_learned_the_form_is_told_from_one_that_learned_the_sums(runs, capsys):
-    _, form = probed(runs["form"], *SUMS, capsys=capsys)
-    _, skill = probed(runs["skill"], *SUMS, capsys=capsys)
-    assert "the run has learned the form, and no skill that shows" in form
-    assert "learned the form" not in skill
-    assert "from answers that were wrong in any form (skill)" in skill
-    assert all("Known by heart: not measured: the problems are too short" in text for text in (form, skill))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import from_run, suite
+from grpo_math.errors import ConfigError
+from grpo_math.evaluation import from_run
 from grpo_math.evaluation.summary import as_published
 from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -57,20 +57,6 @@ def test_the_problems_that_a_run_was_trained_on_are_counted(run):
     assert from_run.trained_on(str(run), rows) == 0
     write_problems(run, problem_hashes(rows[:2]))
     assert from_run.trained_on(str(run), rows) == 2
-
-
-@pytest.mark.parametrize(
-    ("names", "suite_name", "message"),
-    [
-        *((names, None, "names nothing, or one set twice") for names in ("gsm8k,gsm8k", "gsm8k,")),
-        ("gsm8k", "math", "^--suite would be ignored by --data"),
-        (None, None, "^--data is missing"),
-        (None, "maths", "did you mean 'math'"),
-    ],
-)
-def test_each_set_is_named_once(names, suite_name, message):
-    with pytest.raises(UserError, match=message):
-        suite.sets(names, suite_name)
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,6 @@ LORA = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False}
 # Layers with keys and values, with a window of them, and with a state.
 FAMILIES = {
     "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "gemma": {},
     "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
 }

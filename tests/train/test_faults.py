@@ -1,9 +1,7 @@
 """What goes wrong in a run of the real training program: it goes on as if nothing had been, or ends with one line."""
 
-import resource
 import signal
 import subprocess
-import sys
 from unittest.mock import Mock
 
 import pytest
@@ -20,24 +18,14 @@ from grpo_math.trainer.updates import Updates
 # Reward functions
 
 
-@pytest.mark.parametrize(
-    ("fault", "output"),
-    [
-        (lambda: {}["grade"], f"raised KeyError: 'grade' at {__file__}:"),
-        (lambda: sys.exit(0), "raised SystemExit: 0 at "),
-    ],
-    ids=["raises", "exits"],
-)
-def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(
-    fault, output, train, tmp_path
-):
+def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_checkpoint(train, tmp_path):
     def judge(completions, trainer_state, **columns):
-        return [fault() if trainer_state.global_step == 2 else reward for reward in letters(completions)]
+        return [{}["grade"] if trainer_state.global_step == 2 else reward for reward in letters(completions)]
 
     code, lines = train("--save_strategy=no", reward=judge)
     assert code == 2
     (line,) = (line for line in lines if "error: " in line)
-    assert line.startswith(f"error: reward function judge {output}")
+    assert line.startswith(f"error: reward function judge raised KeyError: 'grade' at {__file__}:")
     assert "(checkpoint-2 is saved: " in line
     assert not any("Traceback" in line for line in lines)
     assert [step[metrics.STEP] for step in history(tmp_path / "run")] == [1, 2]
@@ -113,24 +101,3 @@ def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number,
 
 
 # The disk
-
-
-@pytest.mark.slow
-def test_a_write_that_fails_is_one_line_and_the_run_goes_on_from_the_checkpoint_before(train, size_limit, tmp_path):
-    run_dir, limits = tmp_path / "run", [1 << 15]  # less than the weights
-
-    def reward(completions, trainer_state, **columns):
-        if trainer_state.global_step == 2 and limits:
-            size_limit(limits.pop())
-        return letters(completions)
-
-    code, lines = train("--save_steps=1", "--save_total_limit=2", reward=reward)
-    size_limit(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert code == 2
-    (line,) = (line for line in lines if "error: " in line)
-    assert line.startswith(f"error: checkpoint-3 in {run_dir} could not be written (")
-    assert "File too large" in line
-    assert line.endswith(" GB free); the same command continues from checkpoint-2")
-    assert not any("Traceback" in line for line in lines)
-    train("--resume_from_checkpoint", run_dir / "checkpoint-2", reward=reward)
-    assert [line[metrics.STEP] for line in history(run_dir)] == [1, 2, 3, 4]

@@ -93,17 +93,13 @@ def teacher():
 
 
 @pytest.mark.full
-def test_the_distillation_for_a_cpu_trains_against_a_server_and_names_a_missing_one(teacher, smollm, tmp_path, capsys):
+def test_the_distillation_for_a_cpu_trains_against_a_server(teacher, smollm, tmp_path):
     server = teacher(smollm)
     recipe = ["--config", str(ROOT / "launch/configs/distill_cpu.yaml"), "--reference_model", server.url]
     few = ["--per_device_train_batch_size", "16", "--max_steps", "1", "--eval_n", "0", "--heldout_every", "0"]
     assert train([*recipe, *few, "--output_dir", str(tmp_path / "run")]) == 0
     (line,) = [line for line in history(tmp_path / "run") if "loss" in line]
     assert 0 <= line["kl"] < 0.1  # the teacher is the base, which an adapter does not change yet
-    server.stop()
-    capsys.readouterr()
-    assert train([*recipe, *few, "--output_dir", str(tmp_path / "no"), "--vllm_server_timeout", "0.1"]) == 2
-    assert f"error: no vLLM server answers at {server.url} after 0 seconds" in capsys.readouterr().err
 
 
 @pytest.mark.full(keep=["gsm8k_8gb", "distill_8gb"])

@@ -102,17 +102,3 @@ def test_a_server_that_is_lost_in_a_held_out_evaluation_saves_the_step(server, s
     assert json.loads((tmp_path / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
     state = torch.load(tmp_path / "checkpoint-2/state_0.pt", weights_only=True)
     assert (state["_step"], state["evaluates"]) == (trainer._step, True)
-
-
-@pytest.mark.slow
-def test_an_evaluation_by_transformers_asks_as_training_does(ours):
-    sampler = {**SAMPLER, "generation_kwargs": {"no_repeat_ngram_size": 3, "suppress_tokens": [9]}}
-    del sampler["vllm_structured_outputs_regex"]
-    trainer = ours(max_steps=1, **sampler)
-    configs, plain = [], trainer.model.generate
-    trainer.model.generate = lambda **given: configs.append(given["generation_config"]) or plain(**given)
-    evaluate(trainer, ROWS[:1], progress=False, temperature=1.0, max_new_tokens=4)
-    trainer.train()
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "suppress_tokens")
-    for name in names:
-        assert getattr(configs[0], name) == getattr(configs[-1], name), name

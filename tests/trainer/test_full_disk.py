@@ -16,13 +16,12 @@ ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8
 SAVED = {"max_steps": 3, "logging_steps": 1, "save_strategy": "steps", "save_steps": 1}
 
 
-@pytest.mark.parametrize("writes", ["model.safetensors", "optimizer.pt"])
-def test_a_write_that_fails_names_its_checkpoint_and_the_one_to_resume_from(writes, ours, tmp_path, size_limit):
-    """Each library raises its own class."""
+def test_a_write_that_fails_names_its_checkpoint_and_the_one_to_resume_from(ours, tmp_path, size_limit):
+    """tests/run/test_failures.py has what each library raises."""
 
     class Fills(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):
-            size_limit((tmp_path / "checkpoint-1" / writes).stat().st_size - 100)
+            size_limit((tmp_path / "checkpoint-1/optimizer.pt").stat().st_size - 100)
 
     trainer = ours(letters, ROWS, optim="adamw_torch", **SAVED)
     trainer.add_callback(Fills())

@@ -10,7 +10,7 @@ from small_trainers import SMALL, STEPS, runs_out_forward, untimed, weights
 from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.errors import OutOfMemory
-from grpo_math.trainer.largest_batch import dry_run, longest_prompt
+from grpo_math.trainer.largest_batch import longest_prompt
 
 
 def passes(model):
@@ -50,29 +50,6 @@ def test_the_trial_is_the_largest_pass_of_the_run_and_leaves_no_trace(settings, 
     assert seen[0] >= max(without)
     assert torch.equal(own_weights, plain_weights)
     assert logs == plain_logs
-
-
-def plain_state(trainer):
-    """Every attribute of plain types and tensors, and of the collaborators that have a state."""
-    kinds = (int, float, str, list, dict, tuple, torch.Tensor, type(None))
-    names = [name for name, value in vars(trainer).items() if isinstance(value, kinds) and name != "optimizer"]
-    state = {name: repr(getattr(trainer, name)) for name in names if name not in ("scorer", "_dry_run_due")}
-    buffers = {name: buffer.tolist() for name, buffer in trainer.model.named_buffers()}
-    meter = (list(trainer.grpo_math.meter.rollout_tokens), trainer.grpo_math.meter.tokens_per_step)
-    return state | buffers | {"meter": meter, "random": torch.get_rng_state().tolist()}
-
-
-def test_the_trial_leaves_the_whole_state_of_the_trainer_as_it_was(ours):
-    trainer = ours(use_adaptive_entropy=True, entropy_target=5.0, longest_first=True)
-    trainer.current_gradient_accumulation_steps = 1
-    before = plain_state(trainer)
-    dry_run(
-        trainer,
-        lambda *rows: trainer.grpo_math.updates.loss_of(*rows).loss,
-        trainer.grpo_math.updates.budget,
-        trainer.model,
-    )
-    assert plain_state(trainer) == before
 
 
 def test_the_longest_prompt_is_found_among_messages_too(ours):

@@ -26,9 +26,8 @@ def losing(small):
     server.stop()
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_an_adapter_that_is_lost_at_step_5_ends_the_run_after_two_rollouts(staleness, losing, small, chars, tmp_path):
-    trainer = trainer_of(losing.url, small, chars, tmp_path, max_steps=12, staleness=staleness, learning_rate=1e-4)
+def test_an_adapter_that_is_lost_at_step_5_ends_the_run_after_two_rollouts(losing, small, chars, tmp_path):
+    trainer = trainer_of(losing.url, small, chars, tmp_path, max_steps=12, staleness=1, learning_rate=1e-4)
     move(trainer.model, 0.3)  # as far as a long training goes
     generation = trainer.vllm_generation
     sync = generation.sync_weights
@@ -41,5 +40,5 @@ def test_an_adapter_that_is_lost_at_step_5_ends_the_run_after_two_rollouts(stale
     generation.sync_weights = sync_and_lose
     with pytest.raises(UserError, match="vLLM samples the wrong model: after sync"):
         trainer.train()
-    # The second rollout that differs is not trained on.
-    assert trainer.state.global_step == 6 + staleness
+    # The second rollout that differs is not trained on: one is ahead.
+    assert trainer.state.global_step == 7

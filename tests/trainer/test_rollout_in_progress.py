@@ -61,7 +61,7 @@ def test_a_thought_that_the_prompt_or_the_template_opens_and_that_does_not_end_h
     assert grade.verdict == "correct"
 
 
-@pytest.mark.parametrize("value", ["integer", ["latex"], 3, None])
+@pytest.mark.parametrize("value", [["latex"], None])
 def test_a_column_answer_format_of_the_user_is_passed_on_and_asks_for_no_format(value, ours):
     seen = []
 
@@ -252,8 +252,9 @@ class Budget(Exception):
         self.spent = spent
 
 
-@pytest.mark.parametrize("recipe", [False, True])
-@pytest.mark.parametrize("error", [TimeoutError(110, "slow"), Budget(3, 2), KeyError("x"), RuntimeError("x")])
+@pytest.mark.parametrize(
+    ("error", "recipe"), [(TimeoutError(110, "slow"), False), (Budget(3, 2), False), (KeyError("x"), True)]
+)
 def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_line(error, recipe, ours):
     def reward(completions, **columns):
         raise error
@@ -326,11 +327,10 @@ def test_trls_advice_about_luspo_is_for_the_clip(surrogate, advice, ours, caplog
     assert sum("When using `'luspo'` loss" in line for line in caplog.messages) == advice
 
 
-@pytest.mark.parametrize("draws", [(1,), (2, 3)])
-def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, ours):
+def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(ours):
     def reward(completions, log_extra, **columns):
         calls.append(len(completions))
-        if len(calls) in draws:
+        if len(calls) > 1:
             log_extra("note", [f"{len(calls)}"] * len(completions))
         return shaped(completions)
 
@@ -343,7 +343,7 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(draws, o
     notes, columns = list(trainer._logs["extra"]["note"]), trainer._logs
     assert len(calls) > 1
     assert len(notes) == len(columns["prompt"]) == 4 * G
-    assert {None} < set(notes) <= {None, *map(str, draws)}
+    assert {None} < set(notes) <= {None, "2", "3"}
 
 
 def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):

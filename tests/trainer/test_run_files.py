@@ -18,6 +18,7 @@ from huggingface_hub.utils import filter_repo_objects
 from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
+from synthetic_run import quick_to_draw
 from transformers import TrainerCallback, TrainerState
 
 from grpo_math import evaluate
@@ -29,6 +30,7 @@ from grpo_math.report.run_dir import read_run
 from grpo_math.run import lock, speed_ups
 from grpo_math.trainer import run_files
 
+__all__ = ["quick_to_draw"]
 ROWS = [{"prompt": f"What is {i} + 1?", "solution": str(i + 1)} for i in range(8)]
 
 
@@ -76,7 +78,8 @@ def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_p
     assert f"kept     {tmp_path}/adapter" in capsys.readouterr().err
 
 
-def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tmp_path, capsys):
+def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("grpo_math.report.page.png", lambda drawn: b"Software\0grpo_math")
     run_settings = {**SAVED, "save_steps": 2, "log_completions": True, "num_completions_to_print": 0}
     for number in range(3):
         trainer = ours(letters, ROWS, **{**run_settings, "max_steps": 2 - number % 2})
