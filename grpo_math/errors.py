@@ -1,4 +1,4 @@
-"""The user's errors: each names the field, the value, the reason and the remedy, on one line.
+"""The user's errors, and findings: each names the field, the value, the reason and the remedy, on one line.
 
 `cli.py` prints them after ``error:`` and exits with 2 (with 1 for a `PushError`); no traceback is shown. Each is also
 the built-in exception that a Python caller would expect.
@@ -10,7 +10,7 @@ import copyreg
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from grpo_math.system.redact import HIDDEN, is_secret, without_secrets
 
@@ -31,6 +31,31 @@ def cut(value: object) -> str:
         return "a value of thousands of digits or brackets"
     text = re.sub("://.*@", "://***@", text)  # a user and a password before the host
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+# error: the run learns nothing or gets worse. warning: it learns less than possible. info: normal, explained.
+LEVELS = ("error", "warning", "info")
+
+
+class Finding(NamedTuple):
+    """A problem of a run, of its data or of its rewards, which does not end the command.
+
+    ``message`` contains symptom, numbers and cause. ``remedy`` ends in a line for the recipe; it is empty if there is
+    nothing to change. ``check`` names the check.
+
+    >>> Finding("warning", "completions are cut: 31%", "max_completion_length: 512", "truncation").line()
+    'warning: completions are cut: 31%. Remedy: max_completion_length: 512 (truncation)'
+    """
+
+    level: str
+    message: str
+    remedy: str = ""
+    check: str = ""
+
+    def line(self) -> str:
+        """Return the finding as a line for a terminal."""
+        remedy = f". Remedy: {self.remedy}" if self.remedy else ""
+        return f"{self.level}: {self.message}{remedy} ({self.check})"
 
 
 class UserError(Exception):

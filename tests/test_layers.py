@@ -173,7 +173,7 @@ def test_the_public_names_are_there():
         "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"
         "from grpo_math.planner import plan\n"
         "from grpo_math.report import report\n"
-        "from grpo_math.checks import Finding\n"
+        "from grpo_math.errors import Finding\n"
         "assert all(map(callable, (evaluate, plan, report, make_overlong)))"
     )
 

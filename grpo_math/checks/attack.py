@@ -22,10 +22,9 @@ from itertools import compress
 from statistics import fmean, mode
 from typing import Any, NamedTuple
 
-from grpo_math.checks import Finding
 from grpo_math.checks.check_rewards import SURE, gradable, graded, other_answer, summed
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import RewardError, escaped
+from grpo_math.errors import Finding, RewardError, escaped
 from grpo_math.grading import Verdict
 from grpo_math.grading.formats import FORMATS, example_completion
 
@@ -79,31 +78,79 @@ class Attack(NamedTuple):
         return [(row, self.form.replace(PLAIN, answer)) for row in rows for answer in self.answers(row)]
 
 
+class Paid(NamedTuple):
+    """The share of a right answer's reward that an attack gets, and the most that is allowed.
+
+    ``right``: the share of its answers that are right. ``wrong``: a wrong answer's share. For an attack that repeats a
+    formula ``share`` is the share of the problems on which the attack is paid. ``text``: one that was paid.
+    """
+
+    name: str
+    candidates: int
+    restated: bool
+    share: float
+    right: float
+    wrong: float
+    allowed: float
+    text: str
+
+    def __str__(self) -> str:
+        if self.restated:
+            share = f"{self.share:.1%} of the problems ({self.name})"
+            return f"an answer that repeats the problem is paid on {share}; a wrong answer gets {self.wrong:.0%}"
+        author = "an undecided answer" if self.candidates else "an answer that knows nothing"
+        share = f"{self.share:.0%} of a right answer's reward"
+        return f"{author} gets {share} ({self.name}, right on {self.right:.0%})"
+
+
+class Attacked(NamedTuple):
+    """The attacks on rewards, the worst first. The findings: an error for each hole, perhaps a warning, and an info.
+
+    ``left_out``: attacks on a slow reward. ``right`` and ``wrong``: the reward of a right answer and of a wrong one.
+    """
+
+    findings: list[Finding]
+    attacks: list[Paid]
+    left_out: int
+    rows: int
+    right: float
+    wrong: float
+
+    def messages(self, level: str) -> list[str]:
+        return [one.message for one in self.findings if one.level == level]
+
+    def to_dict(self) -> dict[str, Any]:
+        faults, (chance, best) = self.messages("error"), map("".join, map(self.messages, ("warning", "info")))
+        words = {"ok": not faults, "faults": faults, "chance": chance, "best": best, "remedy": self.findings[0].remedy}
+        numbers = {name: getattr(self, name) for name in ("left_out", "rows", "right", "wrong")}
+        return {**words, **numbers, "attacks": [one._asdict() for one in self.attacks]}
+
+
 def check(setup: Setup) -> Iterator[Finding]:
     """Yield one line for `doctor`."""
     # golds() has reported gold answers that cannot be graded.
     if setup.settings.rewards and gradable(setup, 1):
         result = attack(setup)
-        message = "; ".join(result["faults"]) or result["chance"] or result["best"]
+        bad = "; ".join(result.messages("error") or result.messages("warning"))
         # rewards() has reported rewards that do not pay a right answer more.
-        if result["right"] > result["wrong"] + SURE:
-            fine = result["ok"] and not result["chance"]
-            yield Finding("info", f"attacked: {message}") if fine else Finding("warning", message, result["remedy"])
+        if result.right > result.wrong + SURE:
+            best = f"attacked: {result.findings[-1].message}"
+            yield Finding("warning", bad, result.findings[0].remedy) if bad else Finding("info", best)
 
 
-def lines(result: dict[str, Any]) -> Iterator[str]:
+def lines(result: Attacked) -> Iterator[str]:
     """Yield the lines of the text output."""
-    for one in result["attacks"][:WORST]:
-        share = f"{one['share']:5.0%} of a right answer's reward, at most {one['allowed']:.0%} is ok"
-        yield f"{share}: {one['name']} (right on {one['right']:.0%})"
-        yield f"       {escaped(one['text'])[:SHOWN]}"
-    yield from [f"warning: {result['chance']}"] * bool(result["chance"])
-    yield from [f"not ok: {fault}" for fault in result["faults"]] or [f"ok: {result['best']}"]
-    yield from [f"left out: {result['left_out']} attacks, because the reward is slow"] * bool(result["left_out"])
-    yield from [f"what to do: {result['remedy']}"] * bool(result["faults"] or result["chance"])
+    for one in result.attacks[:WORST]:
+        share = f"{one.share:5.0%} of a right answer's reward, at most {one.allowed:.0%} is ok"
+        yield f"{share}: {one.name} (right on {one.right:.0%})"
+        yield f"       {escaped(one.text)[:SHOWN]}"
+    yield from [f"warning: {chance}" for chance in result.messages("warning")]
+    yield from [f"not ok: {fault}" for fault in result.messages("error")] or [f"ok: {result.findings[-1].message}"]
+    yield from [f"left out: {result.left_out} attacks, because the reward is slow"] * bool(result.left_out)
+    yield from [f"what to do: {one.remedy}" for one in result.findings[:1] if one.remedy]
 
 
-def attack(setup: Setup) -> dict[str, Any]:
+def attack(setup: Setup) -> Attacked:
     """Attack the rewards, and return what `lines` prints."""
     rows = gradable(setup, PROBLEMS)
     setup.refuse("dataset", not rows, "has no gold answer to attack with", "check the data")
@@ -132,29 +179,22 @@ def attack(setup: Setup) -> dict[str, Any]:
     planned = [one for one in planned if one.texts(rows)]
     some = planned[:: max(1, round(seconds / SLOWEST))]
     attacks = [judged(setup, errors, one, rows, share, max(0.0, share(wrong))) for one in some]
-    attacks.sort(key=lambda one: one["allowed"] - one["share"])
-    chance = [one for one in attacks if one["restated"] and CHANCE < one["share"] <= HOLE]
+    attacks.sort(key=lambda one: one.allowed - one.share)
+    chance = [one for one in attacks if one.restated and CHANCE < one.share <= HOLE]
     faults = [
         *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
         *errors.values(),
         # The worst of each kind: a repeated formula must not hide another hole.
-        *{one["restated"]: in_words(one) for one in reversed(attacks) if one["share"] > one["allowed"]}.values(),
+        *{one.restated: str(one) for one in reversed(attacks) if one.share > one.allowed}.values(),
     ]
-    return {
-        "ok": not faults,
-        "faults": faults,
-        "chance": in_words(max(chance, key=lambda one: one["share"])) if chance else "",
+    what_to_do = remedy(setup, rows) if faults or chance else ""
+    findings = [
+        *(Finding("error", fault, what_to_do) for fault in faults),
+        *(Finding("warning", str(one), what_to_do) for one in sorted(chance, key=lambda one: -one.share)[:1]),
         # The best attack without candidates: a guess among candidates may be paid correctly.
-        "best": in_words(min(attacks, key=lambda one: (one["restated"], one["candidates"], -one["share"])))
-        if attacks
-        else "",
-        "remedy": remedy(setup, rows),
-        "left_out": len(planned) - len(some),
-        "rows": len(rows),
-        "right": top,
-        "wrong": wrong,
-        "attacks": attacks,
-    }
+        Finding("info", str(min(attacks, key=lambda one: (one.restated, one.candidates, -one.share), default=""))),
+    ]
+    return Attacked(findings, attacks, len(planned) - len(some), len(rows), top, wrong)
 
 
 def remedy(setup: Setup, rows: Sequence[Any]) -> str:
@@ -179,7 +219,7 @@ def judged(
     rows: Sequence[Any],
     share: Callable[[float], float],
     wrong: float,
-) -> dict[str, Any]:
+) -> Paid:
     """Return the result of one attack. ``wrong``: a wrong answer's share."""
     sums, texts = pay(setup, errors, one, rows), one.texts(rows)
     paid = [share(reward or 0.0) > (1 + wrong) / 2 for reward in sums]
@@ -187,16 +227,8 @@ def judged(
     right = on if one.restated else 1 / one.candidates if one.candidates else right_share(setup, one, rows)
     # One of k candidates is a guess, which is right once in k times and else paid like a wrong answer.
     allowed = HOLE if one.restated else right + ((1 - right) * wrong + ROUNDING if one.candidates else PAID)
-    return {
-        "name": one.name,
-        "candidates": one.candidates,
-        "restated": one.restated,
-        "share": on if one.restated else share(mean(sums)),
-        "right": right,
-        "wrong": wrong,
-        "allowed": allowed,
-        "text": next(compress(texts, paid), texts[0])[1],
-    }
+    measured, text = on if one.restated else share(mean(sums)), next(compress(texts, paid), texts[0])[1]
+    return Paid(one.name, one.candidates, one.restated, measured, right, wrong, allowed, text)
 
 
 def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any]) -> list[float | None]:
@@ -214,16 +246,6 @@ def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any
 def mean(sums: Sequence[float | None]) -> float:
     # TRL leaves a completion without a reward out of its group.
     return fmean([reward for reward in sums if reward is not None] or [0.0])
-
-
-def in_words(result: dict[str, Any]) -> str:
-    """Return the result of one attack in a line."""
-    if result["restated"]:
-        share = f"{result['share']:.1%} of the problems ({result['name']})"
-        return f"an answer that repeats the problem is paid on {share}; a wrong answer gets {result['wrong']:.0%}"
-    author = "an undecided answer" if result["candidates"] else "an answer that knows nothing"
-    share = f"{result['share']:.0%} of a right answer's reward"
-    return f"{author} gets {share} ({result['name']}, right on {result['right']:.0%})"
 
 
 def right_share(setup: Setup, attack: Attack, rows: Sequence[Any]) -> float:

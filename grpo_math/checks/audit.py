@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from grpo_math.checks import Finding, row_kinds
+from grpo_math.checks import row_kinds
 from grpo_math.checks.check_rewards import BAD_SHARE, contradictions, not_correct, verdicts
 from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.golds import INTEGER, decimal_commas, in_words, plain, readings
@@ -33,11 +34,11 @@ from grpo_math.checks.row_kinds import (
     OWN_TEXT,
     REPEATED,
     UNUSABLE,
-    Kind,
     habits,
+    shown,
 )
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, DataError, UserError, escaped
+from grpo_math.errors import ConfigError, DataError, Finding, UserError
 from grpo_math.grading import Verdict
 from grpo_math.grading.equal.text import repaired
 from grpo_math.problems import contamination, stored
@@ -57,21 +58,15 @@ CHARACTERS = 4  # of a token, about; no tokenizer is loaded
 THIRD = 1 / 3
 ALIKE = 0.75  # of the words of two problems with the same numbers and the same gold answer
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
-SHOWN, EXAMPLES = 80, 3  # characters of an example, and examples of a kind
+EXAMPLES = 3  # of a kind
 GRADED = 10_000  # gold answers that are graded at once
 SAMPLE = 20_000  # problems that `doctor` reads, and that show the habits of a file
 COLUMN = "bare_answer"  # of --bare_numbers
 
 
 Row = Mapping[str, Any]  # problem, answer, and line
-
-
-class Fault(NamedTuple):
-    """A fault of a row. Its kind is counted; ``example`` shows the row."""
-
-    kind: Kind
-    line: int
-    example: str
+# A fault of the row on this line. Its check is the kind, and its message shows the row.
+Fault = tuple[int, Finding]
 
 
 def audit(
@@ -93,21 +88,20 @@ def audit(
     commas = decimal_commas(golds)
     faults += [*row_faults(rows, prompt_tokens, commas), *overlap_faults(rows, tests, settings, notes)]
     if keep_choices:
-        kept = CHOICES._replace(left_out=False)
-        faults = [fault._replace(kind=kept) if fault.kind == CHOICES else fault for fault in faults]
+        faults = [(line, one._replace(level="warning") if one.check == CHOICES.name else one) for line, one in faults]
     common = most_common(golds)
     bare = {row["line"]: plain(row["answer"], commas) for row in rows} if bare_numbers else {}
     faults += bare_faults(rows, bare)
-    faults.sort(key=lambda fault: fault.line)
+    faults.sort(key=itemgetter(0))
     # A number in a column of its own replaces the words.
     mended = {row["line"] for row in rows if bare[row["line"]] != row["answer"]} if bare else set()
     left_out = [
-        fault
-        for fault in faults
-        if fault.kind.left_out and not (fault.line in mended and fault.kind in (IN_PROSE, NOT_CORRECT))
+        (line, one)
+        for line, one in faults
+        if one.level == "error" and not (line in mended and one.check in (IN_PROSE.name, NOT_CORRECT.name))
     ]
     read_as = readings(golds)
-    left_out_lines = {fault.line for fault in left_out}
+    left_out_lines = {line for line, _ in left_out}
     result: dict[str, Any] = {
         "ok": len(left_out_lines) < n if clean else not faults and not common,
         "rows": n,
@@ -123,15 +117,15 @@ def audit(
 
 def by_kind(faults: Sequence[Fault]) -> Iterator[dict[str, Any]]:
     """Yield each kind of fault with its rows, the most frequent kind first."""
-    for name, count in Counter(fault.kind.name for fault in faults).most_common():
-        same = [fault for fault in faults if fault.kind.name == name]
+    for name, count in Counter(one.check for _, one in faults).most_common():
+        same = [(line, one) for line, one in faults if one.check == name]
         yield {
             "kind": name,
             "count": count,
-            "remedy": same[0].kind.remedy,
-            "left_out": same[0].kind.left_out,
-            "examples": [f"line {fault.line}, {fault.example}" for fault in same[:EXAMPLES]],
-            "lines": [fault.line for fault in same],
+            "remedy": same[0][1].remedy,
+            "left_out": same[0][1].level == "error",
+            "examples": [f"line {line}, {one.message}" for line, one in same[:EXAMPLES]],
+            "lines": [line for line, _ in same],
         }
 
 
@@ -155,21 +149,17 @@ def check(setup: Setup) -> Iterator[Finding]:
     n, sample = len(setup.problems.rows), setup.problems.sample(SAMPLE)
     rows = [{**row, "line": line} for line, row in enumerate(sample, 1)]
     faults = [*single_faults(rows), *repeated(rows)]
-    lost = {fault.line: fault.example for fault in faults if fault.kind in NEVER_CORRECT}
+    lost = {line: one.message for line, one in faults if one.check in NEVER_CORRECT}
     if len(lost) > BAD_SHARE * len(rows):
         message = f"{len(lost)} of {len(rows)} gold answers are not values that an answer can match"
         remedy = "grpo-math audit RECIPE --write_clean FILE leaves them out"
         yield Finding("error", f"{message}; the first is {next(iter(lost.values()))}", remedy)
-    words = [f"{count} {kind}" for kind, count in Counter(fault.kind.name for fault in faults).most_common()]
+    words = [f"{count} {kind}" for kind, count in Counter(one.check for _, one in faults).most_common()]
     if common := most_common([row["answer"] for row in rows]):
         words += [f"{common['count']} gold answers are {common['answer']!r}"]
     of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
     if words or of_all:
         yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit RECIPE shows them")
-
-
-def shown(text: object) -> str:
-    return repr(escaped(str(text))[:SHOWN])
 
 
 def raw_text(raw: Any) -> str:
@@ -194,7 +184,7 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
 
     def bad(raw: Any, error: DataError) -> None:
         kind = NO_ANSWER if error.field in ("answer", *data.accepted["answer"]) else UNUSABLE
-        faults.append(Fault(kind, error.line, f"{error.field} {error.reason}: {shown(raw_text(raw))}"))
+        faults.append((error.line, kind.finding(f"{error.field} {error.reason}: {shown(raw_text(raw))}")))
         first[:] = first or [error]
 
     with renamed_error_fields({"split": "dataset_split"}):
@@ -209,8 +199,8 @@ def single_faults(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the faults that a row shows alone."""
     usual = habits([*islice(rows, 0, None, -(-len(rows) // SAMPLE))])
     for row in bar(rows, "reading each problem", len(rows)):
-        for kind, text in row_kinds.faults(row, usual):
-            yield Fault(kind, row["line"], shown(text))
+        for fault in row_kinds.faults(row, usual):
+            yield row["line"], fault
 
 
 def row_faults(rows: Stored, prompt_tokens: int, commas: bool) -> Iterator[Fault]:
@@ -221,18 +211,17 @@ def row_faults(rows: Stored, prompt_tokens: int, commas: bool) -> Iterator[Fault
     for batch in batches(bar(rows, "grading gold answers", len(rows)), GRADED):
         for row in batch:
             if len(row["problem"]) > CHARACTERS * prompt_tokens:
-                kind = LONG._replace(name=LONG.name.format(prompt_tokens))
-                yield Fault(kind, row["line"], f"about {len(row['problem']) // CHARACTERS:,} tokens")
+                yield row["line"], LONG.finding(f"about {len(row['problem']) // CHARACTERS:,} tokens", prompt_tokens)
         others = [row for row in batch if not INTEGER.fullmatch(row["answer"])]
         for row, verdict in not_correct(others, repaired, "boxed"):
-            yield Fault(NOT_CORRECT, row["line"], verdict)
+            yield row["line"], NOT_CORRECT.finding(verdict)
         changed = [row for row in others if as_plain(row["answer"]) != row["answer"]]
         for row, verdict in not_correct(changed, as_plain, "boxed"):
-            yield Fault(OWN_TEXT, row["line"], f"{shown(row['answer'])}: {verdict}")
+            yield row["line"], OWN_TEXT.finding(f"{shown(row['answer'])}: {verdict}")
     pairs = contradictions(rows)
     for row, other in [*pairs, *((other, one) for one, other in pairs)]:
         text = f"{shown(row['answer'])}, line {other['line']} has {shown(other['answer'])}"
-        yield Fault(CONTRADICTORY, row["line"], text)
+        yield row["line"], CONTRADICTORY.finding(text)
     yield from repeated(rows)
 
 
@@ -249,7 +238,7 @@ def repeated(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
         neighbours = earlier.setdefault((numbers, row["answer"]), [])
         near = [line for other, line in neighbours if len(distinct & other) >= ALIKE * len(distinct | other)]
         if near:
-            yield Fault(REPEATED, row["line"], f"as line {near[0]}: {shown(row['problem'])}")
+            yield row["line"], REPEATED.finding(f"as line {near[0]}: {shown(row['problem'])}")
         elif len(neighbours) < NEIGHBOURS:
             neighbours.append((distinct, row["line"]))
 
@@ -262,7 +251,7 @@ def bare_faults(rows: Stored, bare: Mapping[int, str]) -> Iterator[Fault]:
         for row, verdict in zip(batch, verdicts(golds, answers, "boxed"), strict=True):
             if verdict is not Verdict.CORRECT:
                 text = f"{shown(row['answer'])} is {verdict} against {bare[row['line']]!r}"
-                yield Fault(NOT_BARE, row["line"], text)
+                yield row["line"], NOT_BARE.finding(text)
 
 
 def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) -> Iterator[Fault]:
@@ -277,7 +266,7 @@ def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) ->
             notes.append(f"not compared with {name}: {error}")
     for row, equal, similar in contamination.matches(sets, rows):
         for name in sorted({name for name, _ in equal | similar}):
-            yield Fault(IN_A_TEST._replace(name=IN_A_TEST.name.format(name)), row["line"], shown(row["problem"]))
+            yield row["line"], IN_A_TEST.finding(shown(row["problem"]), name)
 
 
 def most_common(golds: Sequence[object]) -> dict[str, Any] | None:
@@ -292,8 +281,8 @@ def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[
     ``bare`` has a plain number for the gold answers of some lines, which is written in a column of its own.
     """
     reasons: dict[int, list[str]] = {}
-    for fault in left_out:
-        reasons.setdefault(fault.line, []).append(f"{fault.kind.name}: {fault.example}")
+    for line, fault in left_out:
+        reasons.setdefault(line, []).append(f"{fault.check}: {fault.message}")
 
     others = (
         json.dumps({"line": line, "reasons": reasons[line], "row": raw_text(raw)}, ensure_ascii=False)

@@ -13,10 +13,9 @@ from typing import Any
 from packaging.version import Version
 
 from grpo_math import planner
-from grpo_math.checks import Finding
 from grpo_math.checks.check_model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
-from grpo_math.errors import ConfigError, UserError, require_choice
+from grpo_math.errors import ConfigError, Finding, UserError, require_choice
 from grpo_math.generation import dtypes
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve

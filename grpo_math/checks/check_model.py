@@ -9,9 +9,8 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, as_config_error, escaped, require_choice
+from grpo_math.errors import ConfigError, Finding, as_config_error, escaped, require_choice
 from grpo_math.generation.models import check_reference, check_weights, config_file, context_length, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.planner.model import wanted_modules

@@ -11,10 +11,9 @@ from itertools import compress, islice
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_math.checks import Finding
 from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain, readings
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, RewardError
+from grpo_math.errors import ConfigError, Finding, RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired

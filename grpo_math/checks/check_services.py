@@ -10,9 +10,8 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from grpo_math.checks import Finding
 from grpo_math.checks.setup import Setup
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, Finding, UserError
 from grpo_math.generation.vllm_env import SUPPORTED
 from grpo_math.generation.vllm_server import TRL_SUPPORTED, Server
 from grpo_math.problems.sources import hub_id

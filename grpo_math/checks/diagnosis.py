@@ -8,8 +8,9 @@ A run without a finding shows none of these symptoms; that does not make it a go
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks import LEVELS, Finding, symptoms
+from grpo_math.checks import symptoms
 from grpo_math.checks.series import TREND, WINDOW, RunSeries
+from grpo_math.errors import LEVELS, Finding
 
 
 class Check(NamedTuple):

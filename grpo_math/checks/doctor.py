@@ -8,11 +8,10 @@ Loads no weights, and writes nothing.
 import os
 from collections.abc import Iterator, Sequence
 
-from grpo_math.checks import Finding
 from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import preflight
 from grpo_math.checks.setup import Setup, as_finding
-from grpo_math.errors import UserError
+from grpo_math.errors import Finding, UserError
 from grpo_math.settings import accelerate, recipe
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
-from grpo_math.errors import UserError
+from grpo_math.errors import Finding, UserError
 from grpo_math.evaluation.evaluation import read
 from grpo_math.grading import GRADER
 from grpo_math.run import metrics

@@ -15,9 +15,9 @@ Imports no torch.
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from grpo_math.checks import Finding, attack, audit, check_machine, check_model, check_rewards, check_services
+from grpo_math.checks import attack, audit, check_machine, check_model, check_rewards, check_services
 from grpo_math.checks.setup import Setup, as_finding
-from grpo_math.errors import UserError
+from grpo_math.errors import Finding, UserError
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings import rules
 from grpo_math.system.collectives import broadcast_from_main

@@ -1,9 +1,9 @@
 r"""The kinds of faults of a single row: a table of a name, a test, a remedy, and whether the row is left out.
 
 >>> rows = [{"problem": "What is 3 + 4?", "answer": text} for text in ("7", "the second", "cm", "5 or 7")]
->>> [kind.name for row in rows for kind, _ in faults(row, habits(rows))]
+>>> [fault.check for row in rows for fault in faults(row, habits(rows))]
 ['gold answers that are a unit only', 'gold answers with several answers']
->>> [kind.name for kind, _ in faults({"problem": r"Find $\sqrt{8$. It is \boxed{7}.", "answer": "7"}, habits(rows))]
+>>> [fault.check for fault in faults({"problem": r"Find $\sqrt{8$. It is \boxed{7}.", "answer": "7"}, habits(rows))]
 ['problems that contain their answer', 'open LaTeX']
 
 row_words.yaml has the words that the tests need.
@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, words
+from grpo_math.errors import Finding, escaped
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
@@ -30,6 +31,7 @@ WORDS = {
     for name, text in read_yaml(Path(__file__).with_name("row_words.yaml")).items()
 }
 
+SHOWN = 80  # characters of an example
 PROSE, SENTENCE_WORDS = 5, 3  # words of a gold answer that nobody can match, and of one with a full stop
 COMMON = 0.05  # of the problems have a common word
 JUDGED = 6  # words of a problem whose language is judged
@@ -120,6 +122,11 @@ class Kind(NamedTuple):
     test: Callable[[Row, Habits], object] = lambda row, usual: None
     left_out: bool = True
 
+    def finding(self, text: object, *words: object) -> Finding:
+        """Return a row of this kind as a finding, an error if the row is left out. ``words``: for the name."""
+        level = "error" if self.left_out else "warning"
+        return Finding(level, str(text), self.remedy, self.name.format(*words))
+
 
 def habits(rows: Sequence[Row]) -> Habits:
     """Return the habits of a file."""
@@ -132,17 +139,21 @@ def habits(rows: Sequence[Row]) -> Habits:
     return Habits(scripts[0][0] if scripts else "", common, share)
 
 
-def faults(row: Row, usual: Habits) -> Iterator[tuple[Kind, str]]:
-    """Yield each fault of a problem, and the first fault of a gold answer, with what shows it."""
+def faults(row: Row, usual: Habits) -> Iterator[Finding]:
+    """Yield each fault of a problem, and the first fault of a gold answer."""
     problem = DRAWING.sub("[asy]", row["problem"])
     row = {**row, "problem": problem, "lower": problem.lower(), "prose": FORMULA.sub(" ", problem)}
     for kinds, most in (
         (() if INTEGER.fullmatch(row["answer"]) else GOLD_KINDS, 1),
         (PROBLEM_KINDS, len(PROBLEM_KINDS)),
     ):
-        matches = [(kind, shown) for kind in kinds if (shown := kind.test(row, usual))]
-        for kind, shown in matches[:most]:
-            yield kind, shown if isinstance(shown, str) else row["answer"]
+        matches = [(kind, text) for kind in kinds if (text := kind.test(row, usual))]
+        for kind, text in matches[:most]:
+            yield kind.finding(shown(text if isinstance(text, str) else row["answer"]))
+
+
+def shown(text: object) -> str:
+    return repr(escaped(str(text))[:SHOWN])
 
 
 # Gold answers
@@ -250,7 +261,7 @@ GOLD_KINDS = (
     IN_PROSE,
 )
 # No value that a model answers is correct.
-NEVER_CORRECT = {*GOLD_KINDS} - {CHOICES, SEVERAL_ANSWERS, IS_DAMAGED}
+NEVER_CORRECT = {kind.name for kind in GOLD_KINDS} - {CHOICES.name, SEVERAL_ANSWERS.name, IS_DAMAGED.name}
 PROBLEM_KINDS = (
     Kind("problems that contain their answer", "cut the solution off", _contains_answer),
     Kind(

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from grpo_math import planner
-from grpo_math.checks import Finding
-from grpo_math.errors import ConfigError, UserError, cut
+from grpo_math.errors import ConfigError, Finding, UserError, cut
 from grpo_math.generation.models import load_tokenizer, model_path
 from grpo_math.planner.model import Shape, model_shape, read_config
 from grpo_math.problems.from_recipe import RecipeProblems

@@ -23,4 +23,5 @@ def run(args: argparse.Namespace) -> Answer:
     # The note is dropped: an error about the data names the reason.
     cache_only([read.settings.dataset])
     result = attack(Setup(read))
-    return Answer(result, "\n".join(lines(result)), result["ok"])
+    answer = result.to_dict()
+    return Answer(answer, "\n".join(lines(result)), answer["ok"])

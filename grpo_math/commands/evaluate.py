@@ -18,7 +18,6 @@ from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
-from grpo_math.report.outcome import probe_findings
 from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import check
 from grpo_math.system.streams import Answer
@@ -233,7 +232,7 @@ def answer(sides: Sides, probes: Mapping[str, Probe]) -> tuple[dict[str, Any], s
     for name, probe in probes.items():
         of_set = [name] if several else []
         lines = [*of_set, *printed(meaning.meaning(trained[name].data, compared[name], probe)), *lines]
-        lines += [finding.line() for finding in probe_findings(probe)]
+        lines += [probe.memory.finding.line()] if probe.memory and probe.memory.finding else []
     more = {"probe": _first({name: probe.to_dict() for name, probe in probes.items()})} if probes else {}
     comparison = _first({name: one.to_dict() for name, one in compared.items()})
     return {**shown, "comparison": comparison, **more}, "\n".join([table, *lines])

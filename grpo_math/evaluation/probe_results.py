@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from grpo_math.errors import Finding
 from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.paired import by_problem
 from grpo_math.evaluation.stats import maj_at_k, paired_bootstrap, pass_at_k
@@ -58,15 +59,32 @@ class Budget(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The shares of the problems, and of the control, that base and trained model continue word by word.
-
-    ``finding`` is a sentence, or None if nothing was found.
-    """
+    """The shares of the problems, and of the control, that base and trained model continue word by word."""
 
     problems: Mapping[str, Share]
     control: Mapping[str, Share]
-    finding: str | None
-    remedy: str
+
+    @property
+    def finding(self) -> Finding | None:
+        """A warning about shares above `KNOWN` and above the interval of the control, which nobody can know."""
+        known = [
+            f"the {side} model continues {one.value:.1%} of {one.n} problems word by word from their first 60%"
+            for side, one in self.problems.items()
+            if one.value > max(KNOWN, self.control[side].ci95[1])
+        ]
+        dated = sorted((name for name in SOURCES if name[-4:].isdigit()), key=lambda name: name[-4:])
+        later = ", ".join(f"{name} ({name[-4:]})" for name in dated)
+        message = f"{' and '.join(known)}: it has read them, so that accuracy on them is partly memory"
+        remedy = f"evaluate on a set that is newer than the model: {later}"
+        return Finding("warning", message, remedy, "known_by_heart") if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.finding
+        shares = {
+            name: {side: {"n": one.n, "share": one.value, "ci95": one.ci95} for side, one in sides.items()}
+            for name, sides in self._asdict().items()
+        }
+        return {**shares, "finding": found and found.message, "remedy": found and found.remedy}
 
 
 class Seeds(NamedTuple):
@@ -92,10 +110,6 @@ class Probe:
             str(k): {"pass@k": one._asdict(), "maj@k": self.budget.maj_at_k[k]._asdict()}
             for k, one in self.budget.pass_at_k.items()
         }
-        memory = self.memory and {
-            name: value if name in ("finding", "remedy") else {side: _share_dict(one) for side, one in value.items()}
-            for name, value in self.memory._asdict().items()
-        }
         return {
             "data": self.data,
             "problems_hash": self.problems_hash,
@@ -105,12 +119,8 @@ class Probe:
                 "k": by_k,
                 "equal_tokens": self.budget.equal_tokens._asdict(),
             },
-            "memory": memory,
+            "memory": self.memory and self.memory.to_dict(),
         }
-
-
-def _share_dict(share: Share) -> dict[str, Any]:
-    return {"n": share.n, "share": share.value, "ci95": share.ci95}
 
 
 def read_probe(path: Path) -> Probe:
@@ -131,7 +141,7 @@ def read_probe(path: Path) -> Probe:
             Budget(
                 budget["samples"], budget["temperature"], pass_at_k, maj_at_k, EqualTokens(**budget["equal_tokens"])
             ),
-            Memory(problems, control, memory["finding"], memory["remedy"]) if memory else None,
+            Memory(problems, control) if memory else None,
         )
 
 
@@ -178,20 +188,8 @@ def pair_of(before: Sequence[float], after: Sequence[float]) -> Pair:
 
 
 def memory(sides: Mapping[str, Evaluation], control: Mapping[str, Evaluation]) -> Memory:
-    """Return the shares of problems that base and trained model continue word by word, with Wilson's intervals.
-
-    ``finding`` names a share above `KNOWN` and above the interval of the ``control``, which nobody can know.
-    """
-    problems, unknown = ({side: one.summary.accuracy for side, one in part.items()} for part in (sides, control))
-    known = [
-        f"the {side} model continues {one.value:.1%} of {one.n} problems word by word from their first 60%"
-        for side, one in problems.items()
-        if one.value > max(KNOWN, unknown[side].ci95[1])
-    ]
-    dated = sorted((name for name in SOURCES if name[-4:].isdigit()), key=lambda name: name[-4:])
-    later = ", ".join(f"{name} ({name[-4:]})" for name in dated)
-    finding = f"{' and '.join(known)}: it has read them, so that accuracy on them is partly memory" if known else None
-    return Memory(problems, unknown, finding, f"evaluate on a set that is newer than the model: {later}")
+    """Return the shares of problems that base and trained model continue word by word, with Wilson's intervals."""
+    return Memory(*({side: one.summary.accuracy for side, one in part.items()} for part in (sides, control)))
 
 
 def over_seeds(differences: Sequence[float]) -> Seeds:

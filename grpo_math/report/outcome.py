@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import diagnose
+from grpo_math.errors import Finding
 from grpo_math.evaluation.evaluation import Evaluation, ResultsError
 from grpo_math.evaluation.meaning import Line, meaning
 from grpo_math.evaluation.paired import Comparison, compare
-from grpo_math.evaluation.probe_results import Probe
 from grpo_math.report.run_dir import History, RunDir
 from grpo_math.run import metrics
 
@@ -39,22 +38,17 @@ def outcome(run: RunDir) -> Outcome:
     )
     history = [*start, *run.history, *end]
     checkpoints = [path.name for path in run.directory.glob("checkpoint-*")]
+    known = run.probe and run.probe.memory and run.probe.memory.finding
     return Outcome(
         comparison,
         history,
-        findings=[*probe_findings(run.probe), *diagnose(history, run.config, checkpoints)],
+        findings=[*([known] if known else []), *diagnose(history, run.config, checkpoints)],
         meaning=meaning(run.after.data, comparison, run.probe, run.seeds) if run.after else [],
         sets=[
             (before, after, _compared(run, before, after, f"base and trained model on {after and after.data}"))
             for before, after in run.sets
         ],
     )
-
-
-def probe_findings(probe: Probe | None) -> list[Finding]:
-    """Return a list with the probe's finding that the model knows problems by heart, or an empty list."""
-    memory = probe.memory if probe else None
-    return [Finding("warning", memory.finding, memory.remedy, "known_by_heart")] if memory and memory.finding else []
 
 
 def _compared(run: RunDir, before: Evaluation | None, after: Evaluation | None, subject: str) -> Comparison | None:

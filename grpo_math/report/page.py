@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_math.checks import Finding
 from grpo_math.checks.diagnosis import CHECKS
+from grpo_math.errors import Finding
 from grpo_math.report import viewer
 from grpo_math.report.outcome import outcome
 from grpo_math.report.plots import FIRST, PLOTS, curves, png, svg

@@ -162,8 +162,8 @@ def test_a_shipped_reward_is_never_slow(here, capsys, monkeypatch):
 @pytest.mark.parametrize(("template", "is_named"), [("gsm8k", True), ("boxed", False)])
 def test_the_remedy_names_gsm8k_only_where_it_pays(template, is_named, here):
     words = ["--rewards", "accuracy", "--prompt_template", template, "--dataset", "mine.jsonl"]
-    result = attack.attack(Setup(read(words)))
-    assert ("rewards: [gsm8k]" in result["remedy"]) == is_named
+    setup = Setup(read(words))
+    assert ("rewards: [gsm8k]" in attack.remedy(setup, attack.gradable(setup, 4))) == is_named
 
 
 def test_a_slow_reward_is_attacked_on_fewer_problems(here, capsys, monkeypatch):

@@ -228,7 +228,7 @@ def test_a_row_in_another_language_than_its_file_is_found(usual, other):
     for expected in ([], [(other, "problems in another language than the others")]):
         rows += [{"problem": text, "answer": "7"} for text, _ in expected]
         usual_in_file = habits(rows)
-        assert [(row["problem"], kind.name) for row in rows for kind, _ in faults(row, usual_in_file)] == expected
+        assert [(row["problem"], fault.check) for row in rows for fault in faults(row, usual_in_file)] == expected
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_row_in_another_language_than_its_file_is_found(usual, other):
 )
 def test_a_row_without_a_fault_has_none(problem, answer):
     rows = [{"problem": problem, "answer": answer}]
-    assert [kind.name for kind, _ in faults(rows[0], habits(rows))] == []
+    assert [*faults(rows[0], habits(rows))] == []
 
 
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):

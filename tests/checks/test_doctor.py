@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_math.checks import Finding, attack
+from grpo_math.checks import attack
 from grpo_math.checks.doctor import doctor
 from grpo_math.cli import main
+from grpo_math.errors import Finding
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.prompts import as_template
 from grpo_math.system.gpus import Gpu

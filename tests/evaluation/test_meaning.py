@@ -85,7 +85,7 @@ def test_a_share_is_memory_if_it_is_above_a_twentieth_and_above_the_control(tmp_
     """The base knows one problem in ten, and some of what nobody can know; the trained model knows three in ten."""
     sides = {"base": evaluated(0.1, 0.2), "trained": evaluated(0.3, 0.5)}
     known = memory(sides, {"base": evaluated(0.05, 0.1), "trained": evaluated(0.0, 0.0)})
-    assert known.finding == (
+    assert known.finding.message == (
         "the trained model continues 30.0% of 20 problems word by word from their first 60%: it has read them, so that "
         "accuracy on them is partly memory"
     )
