@@ -4,7 +4,6 @@ comparison of base and trained."""
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
-from grpo_math.run.bar import Bar
 from grpo_math.settings.recipe import check
 from grpo_math.system.streams import Answer
 
@@ -158,27 +156,21 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Evaluation]] = {side: {} for side in run.models}
     measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
-    # A side computes the problems of a data set twice, once and in samples for pass@k, and then memory and control.
-    total = sum(2 * len(problems[name][0]) + sum(map(len, ends.values())) for name, ends in plans.items())
-    bar = Bar(total=total * len(run.models), desc="evaluating", unit="problem") if plans else nullcontext(True)
-    with bar as progress:
-        for side, (model, adapter) in run.models.items():
-            # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
-            with Model(model, adapter, backend, request=run.request) as engine:
-                for name, (rows, samples, temperature, overlap) in problems.items():
-                    sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
-                    # The files of a run have the same names for each set, so that each set needs its own folder.
-                    of_set = name if split in SAME else f"{name}_{split}"
-                    output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
-                    how: dict[str, Any] = {"about": {"data": name, "split": split}, "output": output}
-                    how |= {"tools": box, "grade_timeout": run.grade_timeout, "progress": progress}
-                    sides[side][name] = evaluate_engine(
-                        engine, rows, sampling, run.request, contamination=overlap, **how
-                    )
-                    if args.probe:
-                        above_zero = temperature or meaning.TEMPERATURE
-                        drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
-                        measured[name][side] = parts(engine, rows, plans[name], drawn, run.request, **how)
+    for side, (model, adapter) in run.models.items():
+        # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
+        with Model(model, adapter, backend, request=run.request) as engine:
+            for name, (rows, samples, temperature, overlap) in problems.items():
+                sampling = suite.Sampling(samples, temperature, longest, args.batch_size, args.seed)
+                # The files of a run have the same names for each set, so that each set needs its own folder.
+                of_set = name if split in SAME else f"{name}_{split}"
+                output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
+                how: dict[str, Any] = {"about": {"data": name, "split": split}, "output": output}
+                how |= {"tools": box, "grade_timeout": run.grade_timeout}
+                sides[side][name] = evaluate_engine(engine, rows, sampling, run.request, contamination=overlap, **how)
+                if args.probe:
+                    above_zero = temperature or meaning.TEMPERATURE
+                    drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
+                    measured[name][side] = parts(engine, rows, plans[name], drawn, run.request, **how)
     return sides, {name: write_probe(name, of_sides) for name, of_sides in measured.items()}
 
 

@@ -10,7 +10,6 @@ Evaluations with different hashes or numbers are not compared.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,7 @@ def evaluate_engine(
     grade_timeout: float | None = None,
     grades: Grader | None = None,
     contamination: Mapping[str, Any] | None = None,
-    progress: bool | Bar = True,
+    progress: bool = True,
 ) -> Evaluation:
     """Return the evaluation of an engine on rows of `load_problems`. All ranks call this, and get all records.
 
@@ -57,7 +56,7 @@ def evaluate_engine(
     model in memory starts again, because the model has no name to compare.
 
     ``about`` adds settings, ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the time
-    limit of the grader. ``grades`` replaces the grader. ``progress``: a bar, or that of several evaluations.
+    limit of the grader. ``grades`` replaces the grader. ``progress``: show a bar.
     """
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
@@ -142,7 +141,7 @@ def _answer(
     grade: Grader,
     known: Sequence[Record],
     journal: Path | None,
-    progress: bool | Bar,
+    progress: bool,
 ) -> list[Record]:
     """Return the graded records, row by row. The records of each new batch are added to ``journal``.
 
@@ -158,19 +157,14 @@ def _answer(
     numbered = enumerate(batches(ids, sampling.batch_size))
     # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
     missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
-    shared = progress if isinstance(progress, Bar) else None
-    start = 0 if shared is None else shared.n
     if not missing:
-        if shared is not None:
-            shared.update(len(rows))
         return [records[key] for key in keys]
     engine.check_context(max(map(len, ids)))
     generate = engine.generator(request)
     if conversation:
         generate = conversing(generate, conversation, sampling.max_new_tokens, engine.context)
-    options: dict[str, Any] = {"initial": len(records) // samples, "desc": "evaluating", "unit": "problem"}
-    hidden = not (progress and engine.shows_progress)
-    with Bar(total=len(rows), disable=hidden, **options) if shared is None else nullcontext(shared) as bar:
+    hidden, done = not (progress and engine.shows_progress), len(records) // samples
+    with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=hidden) as bar:
         for number, batch in missing:
             completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
             graded = zip(batch, completions, grade([jobs[i][0] for i in batch], completions), strict=True)
@@ -179,9 +173,8 @@ def _answer(
                 store(journal, new)
             records.update((record.key, record) for record in new)
             right = sum(record.right for record in records.values())
-            if shared is None:
-                bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
-            bar.update(start + len(records) // samples - bar.n)
+            bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
+            bar.update(len(records) // samples - bar.n)
     return [records[key] for key in keys]
 
 
