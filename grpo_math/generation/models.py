@@ -15,7 +15,7 @@ from warnings import catch_warnings, filterwarnings
 from grpo_math.errors import ConfigError, UserError, as_config_error, first_line
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.run.bar import transformers_bars
-from grpo_math.system.reading import home, is_folder, near, read_json
+from grpo_math.system.reading import home, is_folder, near, read_json, reading
 from grpo_math.system.replaced import replaced
 
 # RoPEs that choose their frequencies by the largest position of a pass.
@@ -93,13 +93,12 @@ def config_file(name: str | None, revision: str = "main", offline: bool = False)
 
 def adapter_base(folder: str | Path) -> str | None:
     """Return the base model in an adapter's configuration, or None if the folder has no adapter."""
-    try:
-        # `lexists`: a link to a missing file is a damaged adapter, and not a folder without one.
-        file = Path(folder) / "adapter_config.json"
-        return str(read_json(file)["base_model_name_or_path"]) if os.path.lexists(file) else None
-    except (ValueError, TypeError, KeyError):
-        reason = "has an adapter_config.json that names no base"
-        raise ConfigError("adapter", str(folder), reason, "get the adapter's files again") from None
+    file = Path(folder) / "adapter_config.json"
+    # A link to a missing file is a damaged adapter, and not a folder without one.
+    if not os.path.lexists(file):
+        return None
+    with reading(file):
+        return str(read_json(file)["base_model_name_or_path"])
 
 
 def loading(path: str, files: str, field: str = "model_name_or_path") -> AbstractContextManager[None]:
@@ -123,6 +122,13 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def tokenizer_or_own(tokenizer: Any, model: Any) -> Any:
+    """Return the tokenizer that a script gives, or load that of its model, which may be a name."""
+    if tokenizer is not None:
+        return tokenizer
+    return load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
 
 
 # Adapters of peft that change a token by that token alone, by peft_type. The others add tokens, choose among experts by

@@ -13,7 +13,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
-from grpo_math.problems.stored import remembered, rows_with
+from grpo_math.problems.stored import kept_with_rows, rows_with
 from grpo_math.run.resume import problem_hashes, short_hash
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import is_table
@@ -132,7 +132,7 @@ class RecipeProblems:
         is_named = s.eval_dataset or "[" in s.dataset_split or "[" in s.eval_split
         if is_named or not is_table(s.dataset) or not (s.eval_n != 0 or s.evaluates_default_set):
             return rows, []
-        positions = remembered(rows, "held_out", lambda: _held_out(rows))
+        positions = kept_with_rows(rows, "held_out", lambda: _held_out(rows))
         return stored.without(rows, positions), self._select(rows, positions)
 
     def _select(self, rows: Any, positions: Sequence[int]) -> list[Problem]:
@@ -249,12 +249,12 @@ class RecipeProblems:
     def overlaps(self, sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[str, Any]]:
         """Return the overlap of each set with the training problems."""
         key = short_hash([[name, [row["problem"] for row in rows]] for name, rows in sets.items()])
-        return remembered(self.rows, f"overlap-{key}", lambda: contamination.overlaps(sets, self.rows))
+        return kept_with_rows(self.rows, f"overlap-{key}", lambda: contamination.overlaps(sets, self.rows))
 
     @cached_property
     def hashes(self) -> str:
         """The hash of each training problem, one a line."""
-        return remembered(self.rows, "hashes", lambda: problem_hashes(rows_with(self.rows, "problem", "answer")))
+        return kept_with_rows(self.rows, "hashes", lambda: problem_hashes(rows_with(self.rows, "problem", "answer")))
 
 
 def _held_out(rows: Any) -> list[int]:

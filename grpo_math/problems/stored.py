@@ -110,7 +110,7 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
             with FileLock(f"{file}.lock"):
                 # Another process may have written the file while this one waited.
                 if not file.exists():
-                    with files.replaced(file) as scratch, scratch.open("wb") as sink:
+                    with files.written_whole(file) as scratch, scratch.open("wb") as sink:
                         _write_rows(sink, read)
                     line = f"the problems of {name} are kept in {file}, and used again"
         rows = datasets.Dataset.from_file(str(file))
@@ -195,7 +195,7 @@ def repeated(keys: Iterable[int]) -> Any:
     return counts[places] > 1
 
 
-def remembered(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
+def kept_with_rows(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
     """Return what ``compute`` returns, a JSON value that depends on ``rows`` and ``name`` alone.
 
     The value is kept next to the rows if they are in the cache.

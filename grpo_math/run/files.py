@@ -72,13 +72,13 @@ def remembered(path: Path, compute: Callable[[], Any]) -> Any:
 
 
 def replace_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text as `replaced` does."""
-    with replaced(path) as scratch, scratch.open("w", encoding="utf-8") as file:
+    """Write a text as `written_whole` does."""
+    with written_whole(path) as scratch, scratch.open("w", encoding="utf-8") as file:
         file.writelines([text] if isinstance(text, str) else text)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
+def written_whole(path: Path) -> Iterator[Path]:
     """Yield a path next to a file, and rename what the block has written there: a kill at any moment leaves the old
     file or the new one."""
     scratch = path.with_name(f".{path.name}.part")

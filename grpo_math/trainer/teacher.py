@@ -10,7 +10,7 @@ from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
 from grpo_math.generation.lost_server import one_line_for_lost_servers
-from grpo_math.generation.models import check_reference, load_tokenizer, loading, model_path
+from grpo_math.generation.models import check_reference, loading, model_path, tokenizer_or_own
 from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer.config import MathGRPOConfig
@@ -30,8 +30,7 @@ def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> Serve
         raise ConfigError(
             "reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP, or serve it: http://HOST:PORT"
         )
-    if tokenizer is None:
-        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
+    tokenizer = tokenizer_or_own(tokenizer, model)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
     if not url:
         check_reference(name, tokenizer)

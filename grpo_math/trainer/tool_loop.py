@@ -17,7 +17,7 @@ from accelerate.utils import gather_object
 from grpo_math.errors import ConfigError
 from grpo_math.generation.chat import Message
 from grpo_math.generation.completion import Completion
-from grpo_math.generation.models import context_length, load_tokenizer
+from grpo_math.generation.models import context_length, tokenizer_or_own
 from grpo_math.generation.turns import UNLIMITED, Conversation, Limits, run_tool_loop
 from grpo_math.rewards.tools import echoed, tool_results
 from grpo_math.run import metrics
@@ -40,8 +40,7 @@ def make_conversation(model: Any, args: Any, tokenizer: Any, tools: Any, factory
         )
     if factory or not tools:
         return None
-    if tokenizer is None:
-        tokenizer = load_tokenizer(model if isinstance(model, str) else model.config._name_or_path)
+    tokenizer = tokenizer_or_own(tokenizer, model)
     if hasattr(tokenizer, "image_processor"):
         return None
     return Conversation(tokenizer, tools, args.max_tool_calling_iterations, args.chat_template_kwargs)
