@@ -37,7 +37,7 @@ REPLACED = {
 # This package has its own code for these: a change of TRL would have no effect, without an error.
 COPIED = {
     *("_compute_loss", "_get_per_token_logps_and_entropies", "_tool_call_loop", "get_off_policy_mask"),
-    *("get_gamma_weights", "sync_weights", "_sample", "_prefill"),
+    *("get_gamma_weights", "sync_weights", "_sample", "_prefill", "nanstd"),
 }
 # The newest minor version of the other packages with which the tests passed (constraints-newest.txt).
 NEWEST = {
@@ -55,13 +55,14 @@ class Table(NamedTuple):
     """The parts of one minor version of a package that grpo_math relies on.
 
     ``needed``: ``module.name`` that is imported or replaced, ``trainer.attribute``, ``method(argument)``.
-    ``functions``: a hash of the source of each. ``logged``: names of metrics. ``fields``: of `GRPOConfig`.
+    ``functions``: a hash of the source of each. ``logged``: names of metrics. ``fields``: those of `GRPOConfig`, with
+    the source of their defaults.
     """
 
     needed: list[str]
     functions: dict[str, str]
     logged: list[str]
-    fields: list[str]
+    fields: dict[str, str]
 
 
 class Comparison(NamedTuple):
@@ -148,13 +149,17 @@ def compare(package: str, version: str, tables: dict[str, Table]) -> Comparison:
     newest = list(tables.values())[-1]
     now = read(package, newest.needed)
     needed = set.intersection(*(set(table.needed) for table in tables.values()))
-    gone, changed = sorted(needed - {*now.needed}), []
+    # A class first: its methods follow from it.
+    gone, changed = sorted(needed - {*now.needed}, key=lambda name: ("." not in name, name)), []
     for name in newest.functions:
         if now.functions.get(name) not in {table.functions.get(name) for table in tables.values()}:
             copy = ", and grpo_math has its own" * (name.rpartition(".")[2] in COPIED)
-            changed.append(f"{name} is {'changed' if name in now.functions else 'gone'}{copy}")
+            changed.append(f"{name} is {'changed' if name in now.functions else 'gone or has moved'}{copy}")
     changed += [f"the metric {name} is gone" for name in newest.logged if name not in now.logged]
-    changed += [f"GRPOConfig.{name} is gone" for name in newest.fields if name not in now.fields]
+    for name in newest.fields:
+        default = now.fields.get(name)
+        if default not in {table.fields.get(name) for table in tables.values()}:
+            changed.append(f"GRPOConfig.{name} is {f'{default} by default' if default else 'gone'}")
     fields = [name for name in now.fields if all(name not in table.fields for table in tables.values())]
     changed.sort(key=lambda line: "its own" not in line)
     return Comparison(package, version, list(tables)[-1], gone, changed, fields)
@@ -183,8 +188,9 @@ def read(package: str, needed: list[str]) -> Table:
     for module in sorted(modules):
         source = source_of(module)
         tree = ast.parse(source)
-        # A module that loads on demand lists its names as strings.
-        words = {getattr(node, key, None) for node in ast.walk(tree) for key in ("name", "id", "asname", "value")}
+        # A module that loads on demand lists its names as strings. A name that is only read may be gone.
+        nodes = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
+        words = {getattr(node, key, None) for node in nodes for key in ("name", "id", "asname", "value")}
         literals |= words if package in HASHED else set()
         for name in needed:
             if name.rpartition(".")[0] == module and (name.rpartition(".")[2] in words or source_of(name)):
@@ -193,7 +199,7 @@ def read(package: str, needed: list[str]) -> Table:
             owner, _, method = name.rpartition(".")
             if (
                 package in HASHED
-                and (owner or method) in names
+                and ((owner or method) in names or method in COPIED)
                 and (package == "trl" or f"{method}()" in needed or method in COPIED)
             ):
                 functions[name] = digest(source, node)
@@ -201,8 +207,9 @@ def read(package: str, needed: list[str]) -> Table:
         if module.endswith("trainer"):
             attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", source)
             present |= {f"trainer.{name}" for name in attributes}
-    fields = re.findall(r"^    (\w+): ", source_of(f"{package}.trainer.grpo_config"), re.MULTILINE)
-    return Table(sorted(present & {*needed}), functions, sorted({*METRICS} & literals), fields)
+    default = r"^    (\w+): .*?= (?:field\(\s+default(?:_factory)?=)?(.*?),?$"
+    fields = re.findall(default, source_of(f"{package}.trainer.grpo_config"), re.MULTILINE)
+    return Table(sorted(present & {*needed}), functions, sorted({*METRICS} & literals), dict(fields))
 
 
 def source_of(module: str) -> str:

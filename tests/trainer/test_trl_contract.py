@@ -72,9 +72,11 @@ LOSS = "            loss = (per_token_loss * mask).sum() / normalizer"
 CHANGES = {
     "comment": (GRPO, "        # ", "        # Indeed: ", None),
     "denominator": (GRPO, LOSS, LOSS + " / 2", "GRPOTrainer._compute_loss is changed, and grpo_math has its own"),
-    "method": (GRPO, "get_gamma_weights", "_gamma", "GRPOTrainer.get_gamma_weights is gone, and grpo_math has its own"),
+    "method": (GRPO, "get_gamma_weights", "_gamma", "get_gamma_weights is gone or has moved, and grpo_math"),
+    "copied helper": (UTILS, "def nanstd(", "def nanstd(d, ", "nanstd is changed, and grpo_math has its own"),
     "metric": (GRPO, '"frac_reward_zero_std"', '"zero_std"', "the metric frac_reward_zero_std is gone"),
     "new field": (CONFIG, "    beta: float", "    x: int = 0\n    beta: float", "GRPOConfig.x is new"),
+    "default": (CONFIG, "default=0.6", "default=0.7", "GRPOConfig.ref_model_mixup_alpha is 0.7 by default"),
     "lost field": (CONFIG, "    beta: float", "    b: float", "GRPOConfig.beta is gone"),
 }
 GONE = {
