@@ -1,16 +1,15 @@
-"""`grpo-math ask`: streams of text -> the terminal, one below the other, as they come.
+"""`grpo-math ask`: answers -> the terminal, one below the other, as they come.
 
 The text of a model is shown as text alone: a control character appears as its code, and moves no cursor.
 """
 
 import argparse
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable
 
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.system.streams import Answer
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
-Streams = Mapping[str, Iterator[str]]  # the pieces of an answer, by the name of the model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,40 +36,32 @@ def run(args: argparse.Namespace) -> Answer | int:
     from grpo_math.evaluation.ask import LoadedModels
 
     models = LoadedModels(args.target, args.only, args.template, args.max_completion_length, args.checkpoint)
-
-    def ask(question: str) -> Streams:
-        return models.answers(question, args.temperature, args.seed)
-
     if args.json:
-        texts = {name: "".join(pieces) for name, pieces in ask(args.question).items()}
+        answers = {name: models.answer(name, args.question, args.temperature, args.seed) for name in models.models}
+        truncated = sorted(name for name, answer in answers.items() if answer.truncated)
+        texts = {name: answer.text for name, answer in answers.items()}
         known = {"question": args.question, "template": models.template}
-        return Answer({**known, "answers": texts, "truncated": sorted(models.truncated)}, "")
+        return Answer({**known, "answers": texts, "truncated": truncated}, "")
+
+    def answer(question: str) -> None:
+        for name in models.models:
+            if len(models.models) > 1:
+                print(f"{name}:")
+            completion = models.answer(name, question, args.temperature, args.seed, show)
+            print()
+            if completion.truncated:
+                print("(cut at the token limit: --max_completion_length N allows more)")
+
     if args.question is not None:
-        print_answers(ask(args.question), models.truncated)
+        answer(args.question)
         return 0
     print(f"template {models.template}, at most {models.max_new_tokens} tokens; {HELP}")
-    converse(lambda question: print_answers(ask(question), models.truncated), models.forget)
+    converse(answer, models.forget)
     return 0
 
 
-def print_answers(streams: Streams, truncated: Collection[str] = ()) -> None:
-    """Print the answer of each model as it comes. The end of a stream adds its name to ``truncated`` if it was cut.
-
-    >>> print_answers({"base": iter(["It is ", "54."]), "trained": iter(["#### 55"])}, ["base"])
-    base:
-    It is 54.
-    (cut at the token limit: --max_completion_length N allows more)
-    trained:
-    #### 55
-    """
-    for name, pieces in streams.items():
-        if len(streams) > 1:
-            print(f"{name}:")
-        for piece in pieces:
-            print(escaped(piece, keep="\n\t"), end="", flush=True)
-        print()
-        if name in truncated:
-            print("(cut at the token limit: --max_completion_length N allows more)")
+def show(text: str) -> None:
+    print(escaped(text, keep="\n\t"), end="", flush=True)
 
 
 def converse(answer: Callable[[str], None], forget: Callable[[], None]) -> None:

@@ -1,15 +1,16 @@
 """A run, an adapter or a model -> models that answer questions, base and trained, as in the run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import tee
 from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import from_run
 from grpo_math.evaluation.engines import Model, check_chat
-from grpo_math.generation.completions import pieces, read_off, stop_ids, token_ids, tokens
+from grpo_math.generation.completion import Completion
+from grpo_math.generation.completions import token_ids, with_model
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.generation.request import Request
 from grpo_math.problems.prompts import AS_IS, Template, as_template
@@ -46,39 +47,27 @@ class LoadedModels:
         self.models = _loaded({only: models[only]} if only else models, request)
         self.forget()
 
-    def answers(self, question: str, temperature: float = 0.0, seed: int = 0) -> dict[str, Iterator[str]]:
-        """Return the answer of each side as a stream of pieces. Earlier turns are part of a chat's prompt.
-
-        The end of a stream adds its side to ``truncated`` if the answer was cut at the token limit.
+    def answer(
+        self,
+        name: str,
+        question: str,
+        temperature: float = 0.0,
+        seed: int = 0,
+        show: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """Return the answer of a side, and pass its text to ``show`` as it comes. Earlier turns are part of a chat's
+        prompt. An answer that an exception cuts, and its question, are not remembered.
         """
-        self.truncated: set[str] = set()
-        return {name: self._answer(name, question, temperature, seed) for name in self.models}
-
-    def _answer(self, name: str, question: str, temperature: float, seed: int) -> Iterator[str]:
         prompt, model = self._prompt(name, question), self.models[name]
-        tokenizer, weights = model.tokenizer, model.weights
-        (ids,) = token_ids(tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
-        generated, written = tee(
-            tokens(
-                weights,
-                tokenizer,
-                ids,
-                replace(self.request, temperature=temperature),
-                seed=seed,
-                # The base of an adapter is the same model without it.
-                adapter=name != "base" or model.adapter is None,
-            )
-        )
-        text = ""
-        for piece in pieces(tokenizer, generated):
-            text += piece
-            yield piece
-        stops = stop_ids(tokenizer, weights.generation_config, self.request)
-        if read_off(tokenizer, list(written), stops, self.request.stop).truncated:
-            self.truncated.add(name)
-        # Ctrl-C ends the loop above with an exception: an answer that is cut, and its question, are not remembered.
+        (ids,) = token_ids(model.tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
+        request = replace(self.request, temperature=temperature)
+        # The base of an adapter is the same model without it.
+        is_base = name == "base" and model.adapter is not None
+        with model.weights.disable_adapter() if is_base else nullcontext():
+            (completion,) = with_model(model.weights, model.tokenizer, request, show)([ids], seed)
         if not isinstance(prompt, str):
-            self.messages[name] = [*prompt, {"role": "assistant", "content": text}]
+            self.messages[name] = [*prompt, {"role": "assistant", "content": completion.text}]
+        return completion
 
     def _prompt(self, name: str, question: str) -> Any:
         message, tokenizer = {"role": "user", "content": question}, self.models[name].tokenizer

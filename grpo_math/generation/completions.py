@@ -1,4 +1,4 @@
-"""Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled; and one text as a stream.
+"""Completions of a model for an evaluation: prompts -> texts, in order, greedy or sampled.
 
 The prompts are split into batches once, by length, and each batch has a separate seed. So the completions of a batch
 do not depend on earlier batches, and an interrupted evaluation resumes with the same answers.
@@ -7,7 +7,7 @@ evaluation/engines.py uses vLLM. In training, TRL generates, in `decoding.lean_g
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import sha256
@@ -15,13 +15,11 @@ from itertools import chain
 from typing import Any, cast
 
 import torch
-from tokenizers.decoders import DecodeStream
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TextStreamer
 
 from grpo_math.generation.completion import Completion, is_truncated
 from grpo_math.generation.decoding import lean_generation
-from grpo_math.generation.names import cache_name
 from grpo_math.generation.request import Request
 from grpo_math.generation.turns import Conversation
 
@@ -118,8 +116,22 @@ def settings_for(model: Any, tokenizer: Any, request: Request) -> dict[str, Any]
     return {"generation_config": config, **({"tokenizer": tokenizer} if request.stop else {})}
 
 
-def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
-    """Return a function that generates a batch with transformers' ``generate`` in this process."""
+class Stream(TextStreamer):
+    """Passes the text of one completion to ``show``, word by word as it comes."""
+
+    def __init__(self, tokenizer: Any, show: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.show = show
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.show(text)
+
+
+def with_model(model: Any, tokenizer: Any, request: Request, show: Callable[[str], None] | None = None) -> Generate:
+    """Return a function that generates a batch with transformers' ``generate`` in this process.
+
+    ``show``: get the text of a batch of one prompt as it comes.
+    """
     settings = settings_for(model, tokenizer, request)
     stops = settings["generation_config"].eos_token_id
 
@@ -134,9 +146,10 @@ def with_model(model: Any, tokenizer: Any, request: Request) -> Generate:
         model.eval()
         try:
             # An evaluation during training must not change the random numbers of the training.
-            with torch.random.fork_rng(), torch.no_grad(), lean_generation(model):
+            with torch.random.fork_rng(), torch.no_grad(), nullcontext() if show else lean_generation(model):
                 torch.manual_seed(seed)
-                output = model.generate(input_ids=ids, attention_mask=mask, **settings)
+                streamer = {"streamer": Stream(tokenizer, show)} if show else {}
+                output = model.generate(input_ids=ids, attention_mask=mask, **settings, **streamer)
         finally:
             model.train(was_training)
         return [read_off(tokenizer, row, stops, request.stop) for row in output[:, ids.size(1) :].tolist()]
@@ -170,54 +183,3 @@ def read_off(tokenizer: Any, ids: list[int], stops: list[int], stop: Sequence[st
     kept = ids[: end + 1]
     text = tokenizer.decode(kept, skip_special_tokens=True)
     return Completion(kept, text=text, truncated=is_truncated(tokenizer, kept, stops, stop))
-
-
-# One text as a stream, of a model or of the base model under its adapter.
-
-
-def tokens(
-    model: Any, tokenizer: Any, ids: list[int], request: Request, *, seed: int = 0, adapter: bool = True
-) -> Iterator[int]:
-    """Yield the token ids after a prompt as soon as they are sampled, up to the end that the request names.
-
-    Temperature 0 is greedy. ``adapter`` False: a PEFT model answers as its base does. Two streams of one model may be
-    read alternately.
-    """
-    generator = torch.Generator(model.device).manual_seed(seed)
-    inputs = torch.tensor([ids], device=model.device)
-    cache: dict[str, Any] = {}
-    model.eval()
-    settings = settings_for(model, tokenizer, request)
-    # The samplers and criteria that `generate` itself would use.
-    process, ended = model.generate(input_ids=inputs, **settings, custom_generate=_prepared)
-    sequence = inputs
-    for _ in range(request.max_new_tokens):
-        # Entered for each token and left before `yield`: meanwhile the reader may use the model with its adapter.
-        with torch.no_grad(), nullcontext() if adapter else model.disable_adapter():
-            output = model(input_ids=inputs, **cache, use_cache=True)
-        name = cache_name(output)
-        cache = {name: output[name]}
-        logits = process(sequence, output.logits[:, -1].float())[0]
-        if request.temperature:
-            token = int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator))
-        else:
-            token = int(logits.argmax())
-        yield token
-        inputs = torch.tensor([[token]], device=model.device)
-        sequence = torch.cat([sequence, inputs], dim=1)
-        if ended(sequence, None).all():
-            return
-
-
-def _prepared(
-    model: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any, generation_config: Any, **kwargs: Any
-) -> Any:
-    return logits_processor, stopping_criteria
-
-
-def pieces(tokenizer: Any, stream: Iterator[int]) -> Iterator[str]:
-    """Decode a stream of tokens piece by piece. Characters of several tokens are yielded whole, and never in part."""
-    decoded = DecodeStream(skip_special_tokens=True)
-    for token in stream:
-        if piece := decoded.step(tokenizer.backend_tokenizer, token):
-            yield piece

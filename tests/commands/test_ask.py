@@ -8,6 +8,7 @@ import pytest
 from grpo_math.cli import main
 from grpo_math.commands.ask import HELP, converse
 from grpo_math.evaluation import ask
+from grpo_math.generation.completion import Completion
 
 CUT = "(cut at the token limit: --max_completion_length N allows more)"
 SHOWN = "7\n\t8\\x1b]0;owned\\x07"  # what a model says moves no cursor
@@ -16,8 +17,15 @@ SHOWN = "7\n\t8\\x1b]0;owned\\x07"  # what a model says moves no cursor
 @pytest.fixture
 def asked(monkeypatch):
     """Two models: one answers with the question and how it is asked, one with what could take over a terminal."""
-    asked = Mock(template="boxed", max_new_tokens=7, truncated={"base"})
-    asked.answers = lambda *given: {"base": iter(map(str, given)), "trained": iter(["7\n\t8", "\x1b]0;owned\x07"])}
+    asked = Mock(template="boxed", max_new_tokens=7, models=["base", "trained"])
+
+    def answer(name, question, temperature, seed, show=lambda text: None):
+        pieces = [question, str(temperature), str(seed)] if name == "base" else ["7\n\t8", "\x1b]0;owned\x07"]
+        for piece in pieces:
+            show(piece)
+        return Completion([], text="".join(pieces), truncated=name == "base")
+
+    asked.answer = answer
     monkeypatch.setattr(ask, "LoadedModels", Mock(return_value=asked))
     return asked
 

@@ -1,4 +1,4 @@
-"""`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; streams and conversations."""
+"""`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; conversations."""
 
 import pytest
 from small_model import byte_tokenizer
@@ -12,7 +12,6 @@ from grpo_math.evaluation.ask import LoadedModels
 from grpo_math.problems.prompts import as_template
 
 QUESTION = "What is 21 + 34?"
-CUT = "\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.fixture
@@ -24,18 +23,18 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
     monkeypatch.setattr(engines, "inference_dtype", lambda path: "float32")  # without near ties
     both = LoadedModels(str(run))
     assert both.models["base"] is both.models["trained"], "the base is loaded once"
-    output = {name: "".join(stream) for name, stream in both.answers(QUESTION).items()}
+    shown: dict[str, list[str]] = {name: [] for name in both.models}
+    output = {name: both.answer(name, QUESTION, show=shown[name].append) for name in both.models}
     rows = [{"prompt": as_template("boxed").prompt(QUESTION), "answer": "55"}]
     for name, adapter in (("base", None), ("trained", str(run / "adapter"))):
         (row,) = evaluate(small, rows, adapter=adapter, max_new_tokens=7, progress=False)["rows"]
-        # The limit may cut a character of several tokens, which a stream does not show.
-        assert output[name].rstrip(CUT) == row["completion"].rstrip(CUT)
-        assert (name in both.truncated) is row["truncated"]
+        assert output[name].text == "".join(shown[name]) == row["completion"]
+        assert output[name].truncated is row["truncated"]
         asked = LoadedModels(str(run), only=name)
         assert (asked.template, asked.max_new_tokens) == ("boxed", 7)
-        assert {side: "".join(stream) for side, stream in asked.answers(QUESTION).items()} == {name: output[name]}
-    assert output["base"] != output["trained"]
-    assert both.truncated
+        assert list(asked.models) == [name]
+        assert asked.answer(name, QUESTION).text == output[name].text
+    assert output["base"].text != output["trained"].text
 
 
 def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
@@ -43,7 +42,7 @@ def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
     monkeypatch.setattr(LoadedModels, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
     asked = LoadedModels(str(run), only="trained")
     for question in ("Hello", "And now?", None, "Hello"):
-        answers.append("".join(asked.answers(question)["trained"]) if question else asked.forget())
+        answers.append(asked.answer("trained", question).text if question else asked.forget())
     assert [[message["role"] for message in prompt] for prompt in prompts] == [
         ["system", "user"],
         ["system", "user", "assistant", "user"],
@@ -61,9 +60,9 @@ def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small,
     for target, sides in ((whole, ["base", "trained"]), (run / "adapter", ["base", "trained"]), (small, ["model"])):
         asked = LoadedModels(str(target), max_new_tokens=8)
         assert (list(asked.models), asked.template) == (sides, "plain")
-        assert len({"".join(stream) for stream in asked.answers("Hello").values()}) == len(sides)
+        assert len({asked.answer(name, "Hello").text for name in sides}) == len(sides)
     assert asked.messages["model"][0] == {"role": "user", "content": "Hello"}
-    assert len({"".join(asked.answers("Hi", temperature=1.0, seed=seed)["model"]) for seed in (1, 2)}) == 2
+    assert len({asked.answer("model", "Hi", temperature=1.0, seed=seed).text for seed in (1, 2)}) == 2
 
 
 @pytest.mark.parametrize(

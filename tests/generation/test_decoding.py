@@ -2,7 +2,6 @@
 
 import copy
 from contextlib import nullcontext
-from dataclasses import replace
 from inspect import signature
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -312,26 +311,17 @@ def test_a_stop_text_is_found_without_decoding_every_beginning(byte_ids, monkeyp
     assert decode.call_count < 5 * 30
 
 
-def test_streams_of_the_base_and_its_adapter_alternate_and_are_what_a_batch_gives(byte_ids):
-    adapted = get_peft_model(small_model(), LoraConfig(**LORA, lora_dropout=0.5)).train()
-    prompt = byte_ids("Hello")["input_ids"]
-    request = Request(max_new_tokens=12)
-    streams = [completions.tokens(adapted, byte_ids, prompt, request, adapter=adapter) for adapter in (True, False)]
-    first = [next(stream) for stream in streams]
-    streamed = [[token, *stream] for token, stream in zip(first, streams, strict=True)]
-    batched = [completions.with_model(model, byte_ids, request)([prompt], 0)[0] for model in (adapted, small_model())]
-    assert streamed == [completion.tokens for completion in batched]
-    assert streamed[0] != streamed[1]
-    endless = Request(max_new_tokens=20, options={"ignore_eos": True})
-    sampled = [
-        list(completions.tokens(adapted, byte_ids, prompt, replace(endless, temperature=heat), seed=seed))
-        for heat, seed in ((1.0, 1), (1.0, 1), (1.0, 2), (1e-6, 3), (0.0, 3))
-    ]
-    assert sampled[0] == sampled[1] != sampled[2]
-    assert sampled[3] == sampled[4]
-
-
-def test_a_stream_is_decoded_in_whole_characters(byte_ids):
+def test_a_stream_is_the_text_that_a_batch_gives_and_has_whole_characters(byte_ids):
+    model, prompt, shown = small_model(), byte_ids("Hello")["input_ids"], []
+    for request in (Request(max_new_tokens=12), Request(max_new_tokens=12, temperature=1.0)):
+        (streamed,) = completions.with_model(model, byte_ids, request, shown.append)([prompt], 3)
+        (batched,) = completions.with_model(model, byte_ids, request)([prompt], 3)
+        assert (streamed, "".join(shown)) == (batched, batched.text)
+        shown.clear()
+    stream = completions.Stream(byte_ids, shown.append)
     text = "1 ≤ é 数!"
-    ids = [*byte_ids(text)["input_ids"], BYTES + 1]
-    assert list(completions.pieces(byte_ids, iter(ids))) == list(text)
+    for token in [0, *byte_ids(text)["input_ids"], BYTES + 1]:
+        stream.put(torch.tensor([token]))
+    stream.end()
+    assert "".join(shown) == text
+    assert all("\N{REPLACEMENT CHARACTER}" not in piece for piece in shown)
