@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo_math.grading import Verdict, grade
+from grpo_math.grading import Verdict, grade, grade_batch
 from grpo_math.grading.equal import exact, units
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, compare
@@ -223,7 +223,7 @@ def decimal_spellings(d: Decimal) -> list[str]:
 
 
 @given(st.builds(lambda n, places: Decimal(n).scaleb(-places), st.integers(-(10**6), 10**6), st.integers(0, 6)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
     for one, two in product([*decimal_spellings(d), "{}/{}".format(*d.as_integer_ratio())], repeat=2):
         marks = {unit for unit in ("$", "cm", "%") if unit in one + two}
@@ -231,7 +231,7 @@ def test_a_decimal_equals_its_fraction_and_itself_in_every_spelling(d):
 
 
 @given(st.integers(0, 10**9), st.integers(1, 99))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, other):
     assert compare(f"{n}%", str(n))[0] is Verdict.CORRECT
     assert compare(f"{n}%", f"{n}/100")[0] is Verdict.CORRECT
@@ -250,7 +250,7 @@ def test_a_percentage_is_its_hundredth_and_its_bare_number_and_nothing_else(n, o
         max_size=14,
     ).map("".join)
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_text_is_correct_against_itself(text):
     assume(clean(text))
     assert compare(text, f" {text} ")[0] is Verdict.CORRECT
@@ -288,11 +288,10 @@ ALONE = "agmsAJKLNVW"
 
 def test_no_single_letter_variable_is_a_unit():
     assert "".join(letter for letter in ascii_letters if units.split(f"3 {letter}")[1] is not None) == ALONE
-    for letter in ascii_letters:
-        assert units.split(f"3{letter}") == (f"3{letter}", None)
-        for answer in (f"3{letter}", letter):
-            assert grade("3", rf"\boxed{{{answer}}}") is not Verdict.CORRECT, letter
-            assert grade(f"3{letter}", r"\boxed{3}") is not Verdict.CORRECT, letter
+    assert [letter for letter in ascii_letters if units.split(f"3{letter}") != (f"3{letter}", None)] == []
+    pairs = [pair for letter in ascii_letters for pair in (("3", f"3{letter}"), ("3", letter), (f"3{letter}", "3"))]
+    grades = grade_batch([gold for gold, _ in pairs], [rf"\boxed{{{answer}}}" for _, answer in pairs])
+    assert [pair for pair, one in zip(pairs, grades, strict=True) if one.verdict is Verdict.CORRECT] == []
 
 
 @pytest.mark.parametrize(

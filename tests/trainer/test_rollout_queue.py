@@ -137,7 +137,10 @@ def test_the_next_batch_is_asked_for_after_the_groups_that_are_drawn_again(serve
         pytest.param({"max_steps": 7}, marks=pytest.mark.slow),
         pytest.param({"gradient_accumulation_steps": 2, "steps_per_generation": 1}, marks=pytest.mark.slow),
         {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "max_steps": 4},
-        {"num_iterations": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
+        pytest.param(
+            {"num_iterations": 2, "gradient_accumulation_steps": 3, "steps_per_generation": 2, "max_steps": 4},
+            marks=pytest.mark.slow,
+        ),
         {"shuffle_dataset": False, "max_steps": 2},
     ],
     ids=str,

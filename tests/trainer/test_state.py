@@ -75,7 +75,7 @@ def test_a_run_that_goes_on_in_the_middle_of_a_rollout_or_after_a_failed_step_en
     ends_as(again, whole)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gemma3"])
+@pytest.mark.parametrize("family", ["mixtral", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_weights_with_other_names_on_the_hub_are_resumed_and_loaded_as_the_best(family, ours, tmp_path):
     tiny_model(family).save_pretrained(tmp_path / "model")
     settings = {"model": str(tmp_path / "model"), "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
@@ -154,6 +154,7 @@ def test_a_resumed_run_takes_the_options_of_the_optimizer_from_its_own_settings(
     assert (decays["betas"][0], plain["eps"]) == (0.5, 0.1)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_a_schedule_by_its_metric_takes_all_options_but_the_rate(ours, tmp_path):
     held_out = {"eval_dataset": Dataset.from_list(ROWS), "eval_strategy": "steps", "eval_steps": 1}
     settings = {"optim": "adamw_torch", "lr_scheduler_type": "reduce_lr_on_plateau", "max_steps": 2, **held_out}

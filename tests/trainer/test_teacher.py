@@ -37,7 +37,9 @@ def teacher(small, tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("peft_config", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "peft_config", [pytest.param(None, id="full", marks=pytest.mark.slow), pytest.param(LORA, id="lora")]
+)
 def test_distillation_without_rewards_is_the_reverse_kl_to_the_teacher_and_resumes(
     peft_config, teacher, ours, small, tmp_path
 ):
