@@ -70,8 +70,8 @@ def problems(kinds):
     return [{"prompt": f"{kind} {i} plus", "answer": kind} for i, kind in enumerate(kinds)]
 
 
-def grades(rows, completions):
-    """In place of `RolloutMaker.grade`, for `problems`."""
+def grades(rows, completions, ids):
+    """In place of `Grader.grade`, for `problems`."""
     right, wrong = Verdict.CORRECT, Verdict.WRONG
     verdicts = {"e": (right, right), "h": (wrong, wrong), "m": (right, wrong), "u": (Verdict.CRASH, Verdict.CRASH)}
     kinds = [row["answer"] for row in rows]

@@ -58,6 +58,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.loss_settings",
         "trainer.trainer_parts",
         "trainer.rollout_in_progress",
+        "trainer.grader",
         "trainer.updates",
     ),
     *("trainer.rollout_queue", "trainer.run_files", "trainer.state", "trainer.step_cost", "trainer.table"),

@@ -1,7 +1,7 @@
 """A finished rollout. Nothing of it is changed: resampling and advantages make another one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +44,10 @@ class Rollout:
         """Return TRL's dict of this rank's completions, which are the rows ``local`` of all ranks."""
         device = self.tensors["advantages"].device
         return {**self.tensors, "advantages": self.advantages[local].to(device)}
+
+    def with_metrics(self, values: Mapping[str, float]) -> "Rollout":
+        """Return this rollout with these metrics, which replace TRL's of the same name."""
+        return replace(self, metrics={**self.metrics, **{name: [value] for name, value in values.items()}})
 
     def write(self, table: Any, log: Any) -> None:
         """Add the columns to TRL's table, and the metrics to its log."""

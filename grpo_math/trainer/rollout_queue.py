@@ -24,10 +24,8 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.prefetch import Prefetch
 from grpo_math.run import metrics
 from grpo_math.settings.vllm import NO_PREFETCH
-from grpo_math.system.collectives import Ranks
 
 if TYPE_CHECKING:
-    from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 Inputs = list[dict[str, Any]]
@@ -36,32 +34,25 @@ Inputs = list[dict[str, Any]]
 class RolloutQueue:
     """Chooses the problems of a trainer's rollouts.
 
-    ``sampler``: TRL's, of the current run. ``prefetch``: samples the next batch with
-    ``staleness``; None on other ranks than the first. ``step`` returns the number of the training
-    step; ``tokenize`` is TRL's.
+    ``sampler``: TRL's, of the current run. ``resampler``: None without ``resample_groups``. ``prefetch``: samples the
+    next batch with ``staleness``; None on other ranks than the first. ``step`` returns the number of the training step;
+    ``tokenize`` is TRL's.
     """
 
     def __init__(
         self,
         trainer: "TrlTrainer",
-        settings: "MathGRPOConfig",
-        ranks: Ranks,
+        resampler: Resampler | None,
         prefetch: Prefetch | None,
         step: Callable[[], int],
         tokenize: Callable[[list[Any]], Any],
     ) -> None:
         self.trainer = trainer
         self.sampler: Any = None
-        self.resampler = None
-        if settings.resample_groups:
-            self.resampler = Resampler(
-                settings.resample_groups, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks
-            )
+        self.resampler = resampler
         self.prefetch = prefetch
         self.step = step
         self.tokenize = tokenize
-        if settings.staleness:
-            self._refuse_unknown_requests()
 
     def gather_resampled(
         self, rollout: Rollout, inputs: Inputs, sample: Callable[[Inputs, int], Rollout]
@@ -79,19 +70,6 @@ class RolloutQueue:
         return rollout, counts | self._prefetch_metrics()
 
     # With staleness
-
-    def _refuse_unknown_requests(self) -> None:
-        """Raise `ConfigError` if the requests of the next batch are not known from its prompts."""
-        trainer = self.trainer
-        requesters = {
-            "tools": trainer.tools,
-            "rollout_func": trainer.rollout_func,
-            "environments": trainer.environment_factories,
-        }
-        if name := next((name for name, value in requesters.items() if value), None):
-            raise ConfigError("staleness", 1, NO_PREFETCH.format(name), "leave it at 0")
-        if not isinstance(trainer.train_dataset, Sized):
-            raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
 
     def training_batch(self) -> AbstractContextManager[None]:
         """Inside this context TRL samples a batch of training: the requested one, and the next one is requested."""
@@ -125,6 +103,19 @@ class RolloutQueue:
         epochs, following = divmod(batch + 1, batches)
         rows = order(self.sampler, int(trainer.state.epoch or 0) + epochs)[following * size : (following + 1) * size]
         return list(self.tokenize([trainer.train_dataset[row]["prompt"] for row in rows])[0])
+
+
+def refuse_unknown_requests(trainer: "TrlTrainer") -> None:
+    """Raise `ConfigError` if the requests of the next batch are not known from its prompts."""
+    requesters = {
+        "tools": trainer.tools,
+        "rollout_func": trainer.rollout_func,
+        "environments": trainer.environment_factories,
+    }
+    if name := next((name for name, value in requesters.items() if value), None):
+        raise ConfigError("staleness", 1, NO_PREFETCH.format(name), "leave it at 0")
+    if not isinstance(trainer.train_dataset, Sized):
+        raise ConfigError("staleness", 1, "needs a train_dataset of known length", "leave it at 0")
 
 
 def optimizer_steps(batch: int, batches: int, steps: int, accumulation: int) -> int:

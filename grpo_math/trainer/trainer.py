@@ -11,7 +11,7 @@ training_step, _prepare_inputs         planned micro-batches in place of TRL's r
 _generate_and_score_completions        TRL's rollout, resampled, with our advantages (`RolloutMaker`)
 _generate_single_turn                  TRL's completions, of a group whose prompt is computed once
 _tool_call_loop                        the turns of tools on several ranks (`ToolLoop`)
-_calculate_rewards                     the rewards of graded completions
+_calculate_rewards                     the rewards of graded completions (`Grader`)
 _compute_loss                          the loss of algorithm/losses.py, which a test compares with TRL's
 _get_per_token_logps_and_entropies     TRL's scores, from packed rows (`RowScorer`)
 _get_grad_norm                         the norm; a gradient that is not finite is dropped (`NonFiniteSteps`)
@@ -279,9 +279,15 @@ class MathGRPOTrainer(GRPOTrainer):
         return self.grpo_math.updates.gather_inputs(super()._prepare_inputs, generation_batch)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        parts = self.grpo_math
         # An evaluation may come before training.
-        self.grpo_math.scorer.agree_to_pack()
-        return self.grpo_math.rollouts.gather_rows(super()._generate_and_score_completions, inputs)
+        parts.scorer.agree_to_pack()
+        with parts.meter.phase(metrics.SECONDS_SCORE):
+            rows = parts.rollouts.gather_rows(super()._generate_and_score_completions, inputs)
+            differences = parts.meter.log().get(metrics.SAMPLER_DIFFERENCE)
+            if parts.canary and differences and self.model.training:
+                parts.canary.watch(differences[-1])
+        return rows
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         # ``pack_updates: false`` computes as TRL does, in generation, too.
@@ -306,7 +312,8 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         arguments = (inputs, prompts, completions, completion_ids_list)
-        return self.grpo_math.rollouts.gather_rewards(super()._calculate_rewards, *arguments)
+        with self.grpo_math.meter.phase(metrics.SECONDS_GRADE):
+            return self.grpo_math.grader.gather_rewards(super()._calculate_rewards, *arguments)
 
     def _log_metric(self, name: str, value: float) -> None:
         super()._log_metric(metrics.reserved(name), value)

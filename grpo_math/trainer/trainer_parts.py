@@ -8,15 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.algorithm.reference import Reference
+from grpo_math.algorithm.resample import Resampler
 from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.generation.turns import Conversation
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.system.collectives import Ranks
+from grpo_math.trainer.grader import Grader
 from grpo_math.trainer.meter import StepMeter
 from grpo_math.trainer.nonfinite import NonFiniteSteps
 from grpo_math.trainer.rollout_in_progress import RolloutMaker
-from grpo_math.trainer.rollout_queue import RolloutQueue
+from grpo_math.trainer.rollout_queue import RolloutQueue, refuse_unknown_requests
 from grpo_math.trainer.row_scorer import RowScorer
 from grpo_math.trainer.state import RunState, TrainerAttributes
 from grpo_math.trainer.tool_loop import ToolLoop
@@ -59,29 +61,28 @@ class Parts:
         single = ranks.num_processes == 1 and not trainer.is_deepspeed_enabled
         budget = TokenBudget(settings.max_tokens_per_micro_batch, is_single_process=single)
         self.scorer = RowScorer(trainer, settings, self.meter, budget, trainer._tokenizer, trainer._is_vlm, trl_scoring)
-        self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer, budget)
+        self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
         # Only an engine that gets adapters has these.
-        sampler, prefetch, canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
+        sampler, prefetch, self.canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
+        if settings.staleness:
+            refuse_unknown_requests(trainer)
+        resampler = None
+        if rounds := settings.resample_groups:
+            resampler = Resampler(rounds, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks)
         self.queue = RolloutQueue(
-            trainer,
-            settings,
-            ranks,
-            prefetch,
-            lambda: trainer._step,
-            lambda prompts: trainer._tokenize_prompts(prompts),
+            trainer, resampler, prefetch, lambda: trainer._step, lambda prompts: trainer._tokenize_prompts(prompts)
         )
         self.tools = ToolLoop(conversation, accelerator, trainer.model.config, engine) if conversation else None
-        self.rollouts = RolloutMaker(
-            trainer, settings, ranks, self.meter, self.queue, self.tools, canary, trainer._tokenizer
-        )
+        self.grader = Grader(trainer, ranks, settings.grade_timeout, self.tools, trainer._tokenizer)
+        self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.grader)
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []
         if engine:
             # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
             engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
-        named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": self.queue.resampler}
+        named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": resampler}
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
         # The options of the optimizer before a checkpoint was loaded.
         self.optimizer_options: list[dict[str, Any]] | None = None

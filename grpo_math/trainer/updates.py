@@ -17,14 +17,7 @@ from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
-from grpo_math.packing.micro_batches import (
-    MicroBatch,
-    OptimizerStep,
-    TokenBudget,
-    TrainingStep,
-    UpdatePlanner,
-    accumulate,
-)
+from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, TrainingStep, UpdatePlanner, accumulate
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import Ranks
@@ -58,25 +51,19 @@ class Updates:
     """
 
     def __init__(
-        self,
-        trainer: "TrlTrainer",
-        settings: "MathGRPOConfig",
-        ranks: Ranks,
-        meter: StepMeter,
-        scorer: RowScorer,
-        budget: TokenBudget,
+        self, trainer: "TrlTrainer", settings: "MathGRPOConfig", ranks: Ranks, meter: StepMeter, scorer: RowScorer
     ) -> None:
         self.trainer = trainer
         self.settings = settings
         self.ranks = ranks
         self.meter = meter
         self.scorer = scorer
-        self.budget = budget
+        self.budget = scorer.budget
         accelerator = trainer.accelerator
         if trainer.args.ddp_find_unused_parameters is None and accelerator.ddp_handler is not None:
             unused = gradients.has_unused_parameters(trainer.model, trainer.args, ranks.num_processes)
             accelerator.ddp_handler.find_unused_parameters = unused
-        if trainer._is_vlm:
+        if scorer.has_images:
             refuse_images_with_added_terms(trainer, settings)
         self.dry_run_due = largest_batch.dry_run_enabled(settings, accelerator)
         self.reset()
@@ -93,7 +80,7 @@ class Updates:
     def _keeps_trl_rows(self) -> bool:
         """True if an update is not planned: it has images, or a script's method gets its rows."""
         # Not in the constructor, because a script may replace a method later.
-        return self.trainer._is_vlm or sees_rows(self.trainer)
+        return self.scorer.has_images or sees_rows(self.trainer)
 
     @property
     def _keeps_trl_batches(self) -> bool:
@@ -263,7 +250,7 @@ class Updates:
         result = step.metrics.reduce(self.ranks, step.normalizers.accumulation)
         self.meter.add(result.metrics)
         self.meter.undefined |= step.metrics.declared.keys() - result.metrics.keys()
-        if trainer._entropy_bonus_enabled:
+        if step.settings.entropy_coef is not None:
             self.meter.add({metrics.POLICY_LOSS: result.policy_loss})
             if trainer.model.training:
                 update_entropy_coef(trainer, result.entropy)

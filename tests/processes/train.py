@@ -135,7 +135,7 @@ def train(kind, model, folder, name, given):
         )
         trainer.add_callback(callback := Saved(options["eval_rewards"]))
         if options["rows"] == "graded":
-            trainer.grpo_math.rollouts.grade = grades
+            trainer.grpo_math.grader.grade = grades
         if options["sampled_apart"]:
             sample_apart(trainer)
         if options["poisoned_step"] is not None:

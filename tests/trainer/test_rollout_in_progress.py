@@ -19,10 +19,11 @@ from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.run import metrics
 from grpo_math.settings.recipe import METHODS
-from grpo_math.trainer import rollout_in_progress as module
+from grpo_math.system.collectives import Ranks
+from grpo_math.trainer import grader as module
 from grpo_math.trainer import run_files
+from grpo_math.trainer.grader import Grader
 from grpo_math.trainer.reward_funcs import check_gold_answers
-from grpo_math.trainer.rollout_in_progress import RolloutMaker
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
@@ -42,13 +43,12 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
 
 def test_a_thought_that_the_prompt_or_the_template_opens_and_that_does_not_end_has_no_answer(ours):
     trainer = ours("accuracy", ROWS)
-    rollouts, texts = trainer.grpo_math.rollouts, ["It is 7.", "so </think> It is 7."]
+    grader, texts = trainer.grpo_math.grader, ["It is 7.", "so </think> It is 7."]
     chat = [[{"role": "assistant", "content": text}] for text in texts]
     messages, row = [{"role": "user", "content": "3 + 4?"}], {"answer": "7"}
 
     def verdicts(prompt, completions):
-        rollouts.draft.ids = [[], []]
-        grades = rollouts.grade([{**row, "prompt": prompt}] * 2, completions)
+        grades = grader.grade([{**row, "prompt": prompt}] * 2, completions, [[], []])
         return [str(grade.verdict) for grade in grades]
 
     assert verdicts("3 + 4? <think>\n", texts) == ["no_answer", "correct"]
@@ -56,8 +56,8 @@ def test_a_thought_that_the_prompt_or_the_template_opens_and_that_does_not_end_h
     trainer.processing_class.chat_template += "<think>"
     assert verdicts(messages, chat) == ["no_answer", "correct"]
     # TRL may have parsed the text: then the tokens have the end of the thought.
-    rollouts.draft.ids = [trainer.processing_class.encode(texts[1])]
-    [grade] = rollouts.grade([{**row, "prompt": messages}], chat[:1])
+    ids = [trainer.processing_class.encode(texts[1])]
+    [grade] = grader.grade([{**row, "prompt": messages}], chat[:1], ids)
     assert grade.verdict == "correct"
 
 
@@ -191,7 +191,7 @@ def shaped(completions, **columns):
 
 def resampling(ours, kinds, **settings):
     trainer = ours(shaped, problems(kinds), per_device_train_batch_size=4 * G, resample_groups=2, **settings)
-    trainer.grpo_math.rollouts.grade = grades
+    trainer.grpo_math.grader.grade = grades
     return trainer
 
 
@@ -220,8 +220,8 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
 
 def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw(ours):
     trainer, asked = resampling(ours, "e" * 12, max_steps=3, logging_steps=1), []
-    trainer.grpo_math.rollouts.grade = lambda rows, completions: (
-        asked.extend(row["prompt"] for row in rows) or grades(rows, completions)
+    trainer.grpo_math.grader.grade = lambda rows, completions, ids: (
+        asked.extend(row["prompt"] for row in rows) or grades(rows, completions, ids)
     )
     trainer.train()
     # Four, and four more in each of two rounds: no problem twice in a step.
@@ -278,11 +278,11 @@ def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_l
 
 
 def test_a_rank_without_the_error_raises_its_type_too(monkeypatch):
-    maker = object.__new__(RolloutMaker)
-    maker.trainer = SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=False))
+    trainer = SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=False))
+    grader = Grader(trainer, None, 1.0, None, None)
     for name, kind in ((f"{__name__}:Budget", Budget), ("builtins:TimeoutError", TimeoutError), ("a:b.c", RewardError)):
         monkeypatch.setattr(module, "agree_on_first", lambda _, name=name: name)
-        error = maker._agree_on_failure(RewardError("one line"), None)
+        error = grader._agree_on_failure(RewardError("one line"), None)
         assert isinstance(error, kind)
         assert str(error) == "one line"
 
@@ -338,7 +338,7 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(ours):
     trainer = ours(
         reward, problems("e" * 4 + "m" * 12), per_device_train_batch_size=4 * G, resample_groups=2, max_steps=1
     )
-    trainer.grpo_math.rollouts.grade = grades
+    trainer.grpo_math.grader.grade = grades
     trainer.train()
     notes, columns = list(trainer._logs["extra"]["note"]), trainer._logs
     assert len(calls) > 1
@@ -347,7 +347,7 @@ def test_a_column_that_a_script_logs_for_some_draws_stays_with_its_rows(ours):
 
 
 def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle(ours, monkeypatch):
-    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
+    monkeypatch.setattr(Grader, "grade", lambda grader, *given: grades(*given))
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
     trainer = ours("accuracy", problems("emhm"), resample_groups=2, max_steps=1, **settings)
     trainer.train()
@@ -363,7 +363,7 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
 
 
 def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, monkeypatch):
-    monkeypatch.setattr(RolloutMaker, "grade", lambda maker, *given: grades(*given))
+    monkeypatch.setattr(Grader, "grade", lambda grader, *given: grades(*given))
     rows = [{**row, "prompt": "plus"} for row in problems("mhmu")]  # prompts do not tell groups apart
     trainer = ours(["accuracy", "brevity"], rows, max_steps=1, per_device_train_batch_size=16)
     trainer.train()
@@ -384,12 +384,12 @@ def test_brevity_relates_a_length_to_the_right_completions_of_its_group(ours, mo
 
 
 def test_a_group_that_two_ranks_share_is_whole_on_both(monkeypatch):
-    maker, ranks = object.__new__(RolloutMaker), [[(3, 1.0), (4, 0.0)], [(5, None), (6, 1.0)]]
+    ranks = [[(3, 1.0), (4, 0.0)], [(5, None), (6, 1.0)]]
+    trainer = SimpleNamespace(num_generations=4, model=SimpleNamespace(training=True))
     monkeypatch.setattr(module, "gather_object", lambda own: [*ranks[0], *ranks[1]])
     for rank, own in enumerate(ranks):
-        maker.trainer = SimpleNamespace(num_generations=4, model=SimpleNamespace(training=True))
-        maker.ranks = SimpleNamespace(process_index=rank)
-        groups = maker._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
+        grader = Grader(trainer, Ranks(rank, 2, "cpu", gather=None), 1.0, None, None)
+        groups = grader._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
         assert groups == [[*ranks[0], *ranks[1]]] * 2
 
 
@@ -447,7 +447,7 @@ def test_an_update_is_that_of_the_completions_whose_rewards_vary_most(loss_type,
 
     settings = {"gradient_accumulation_steps": 2, "max_steps": 1, "logging_steps": 1, **settings}
     trainer = ours(apart, problems("mm" * 8), train_completions=3, loss_type=loss_type, advantage_eps=1e-9, **settings)
-    trainer.grpo_math.rollouts.grade = grades
+    trainer.grpo_math.grader.grade = grades
     before, now = weights(trainer.model), AutoModelForCausalLM.from_pretrained(small)
     with results_of(trainer, "_generate_and_score_completions") as results:
         trainer.train()

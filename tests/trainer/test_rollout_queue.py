@@ -18,7 +18,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation.completions import batch_seed
 from grpo_math.generation.prefetch import Prefetch, PrefetchedRollout
 from grpo_math.run import metrics
-from grpo_math.trainer.rollout_queue import RolloutQueue, order
+from grpo_math.trainer.rollout_queue import order, refuse_unknown_requests
 
 AHEAD = {"staleness": 1, "max_steps": 5, "vllm_importance_sampling_mode": "token_truncate"}
 RATE = 0.05
@@ -160,9 +160,6 @@ def test_the_next_prompts_are_those_that_the_next_rollout_samples_and_none_after
     assert expected == [*sampled[1:], []]
 
 
-SETTINGS = SimpleNamespace(resample_groups=0, staleness=1)
-
-
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -175,7 +172,7 @@ SETTINGS = SimpleNamespace(resample_groups=0, staleness=1)
 def test_what_is_not_known_beforehand_is_refused(others, message):
     trainer = {"tools": [], "rollout_func": None, "environment_factories": None, "train_dataset": []}
     with pytest.raises(ConfigError, match=message):
-        RolloutQueue(SimpleNamespace(**{**trainer, **others}), SETTINGS, *[None] * 4)
+        refuse_unknown_requests(SimpleNamespace(**{**trainer, **others}))
 
 
 @pytest.mark.parametrize(("prompts", "taken"), [([[1]], "requested"), ([[2]], "new")])

@@ -105,7 +105,7 @@ def simulate(argv: list[str], prompt: int, folder: Path) -> Record:
     torch.cuda.empty_cache = lambda: record.happened(0)
     rows = [{"prompt": text, "answer": "1"} for text in prompts(prompt)]
     trainer: Any = build.build_trainer(config, settings.model, rows, tokenizer, [reward])
-    trainer.grpo_math.rollouts.grade = lambda *args: None
+    trainer.grpo_math.grader.grade = lambda *args: None
     generates, length = trainer._generate_single_turn, config.max_completion_length
 
     def made_up(prompts: list[list[int]], *others: Any) -> Any:
