@@ -8,7 +8,7 @@ An error inside this package is a bug, and shows its traceback.
 
 import copyreg
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -147,6 +147,14 @@ def with_type_of(error: UserError, original: BaseException | None) -> UserError:
     return cast(UserError, both)
 
 
+def nearest_name(word: object, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the name that is spelled most like a word; None if none is much like it."""
+    import difflib
+
+    # The word is cut, because difflib's time grows with the square of the length.
+    return next(iter(difflib.get_close_matches(str(word)[:100], [*names], n=1, cutoff=cutoff)), None)
+
+
 def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise `ConfigError` unless ``value`` is one of ``choices``; the nearest choice comes first in the remedy.
 
@@ -158,13 +166,9 @@ def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     """
     if value in choices:
         return
-    import difflib
-
-    # difflib alone finds leave_one_out too different from leave.
-    near = [choice for choice in choices if choice.startswith(f"{value}_")]
-    # The value is cut, because difflib's time grows with the square of the length.
-    near = near or difflib.get_close_matches(str(value)[:100], choices, n=1)
-    hint = f"did you mean {near[0]!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
+    # By its letters, leave_one_out is too different from leave.
+    near = next((choice for choice in choices if choice.startswith(f"{value}_")), nearest_name(value, choices))
+    hint = f"did you mean {near!r}? ({', '.join(choices)})" if near else f"use one of {', '.join(choices)}"
     raise ConfigError(field, value, "is not known", hint)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation.summary import PARTS, Record, Share, Summary
+from grpo_math.evaluation.summary import Record, Summary, summarize
 from grpo_math.problems.prompts import format_shown
 from grpo_math.run.files import replace_text, write_json, writing
 from grpo_math.system.reading import read_json, reading
@@ -104,18 +104,20 @@ def read(path: str | Path) -> Evaluation:
         raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
     # A file that was changed by hand may lack anything.
     with reading(path):
+        records, samples = [Record(**row) for row in content.pop("rows")], content["samples"]
+        summary = summarize(records, samples)
+        computed = _summary_dict(summary, samples)
         known = {
-            "summary": _read_summary(content),
-            "records": [Record(**row) for row in content.pop("rows")],
             "seconds": content.pop("seconds", 0.0),
             "versions": content.pop("versions", {}),
             "first_prompt": content.pop("prompt_of_first_row", None),
             "contamination": content.pop("contamination", None),
             "path": str(path),
         }
-        # All other keys are settings.
-        evaluation = Evaluation(content, **known)
-        _ = evaluation.samples, evaluation.temperature
+        # All keys that are left are settings.
+        settings = {name: value for name, value in content.items() if name not in computed}
+        evaluation = Evaluation(settings, summary, records, **known)
+        _ = evaluation.temperature
     return evaluation
 
 
@@ -135,28 +137,6 @@ def _summary_dict(summary: Summary, samples: int) -> dict[str, Any]:
             for name, by_part in summary.parts.items()
         },
     }
-
-
-def _read_summary(content: dict[str, Any]) -> Summary:
-    """Take the keys of a summary out of the content of a results file."""
-    n = content.pop("n")
-    content.pop("mean@n", None)  # the accuracy again, for readers who expect this name
-    at_k = []
-    for name in ("pass@k", "maj@k"):
-        values, intervals = content.pop(name), content.pop(f"{name}_ci95")
-        at_k.append({int(k): Share(value, intervals[k], n) for k, value in values.items()})
-    parts = {name: content.pop(f"by_{name}") for name in PARTS if f"by_{name}" in content}
-    return Summary(
-        accuracy=Share(content.pop("accuracy"), content.pop("ci95"), n),
-        accuracy_in_format=content.pop("accuracy_in_format"),
-        categories=content.pop("categories"),
-        pass_at_k=at_k[0],
-        maj_at_k=at_k[1],
-        parts={
-            name: {part: Share(one["accuracy"], one["ci95"], one["n"]) for part, one in by_part.items()}
-            for name, by_part in parts.items()
-        },
-    )
 
 
 # The journal

@@ -3,7 +3,6 @@
 Does not run remote code: ``trust_remote_code`` is always False.
 """
 
-import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
 
-from grpo_math.errors import ConfigError, UserError, as_config_error, first_line
+from grpo_math.errors import ConfigError, UserError, as_config_error, first_line, nearest_name
 from grpo_math.generation.embedded import embedded_model
 from grpo_math.run.bar import transformers_bars
 from grpo_math.system.reading import home, is_folder, near, read_json, reading
@@ -43,7 +42,7 @@ def refuse_missing_folder(field: str, name: str) -> None:
     """
     path = home(name)
     in_folder = is_folder(name) or ("/" in name and path.parent.is_dir())
-    misspelt = name != "embedded" and difflib.get_close_matches(name, ["embedded"], cutoff=0.8)
+    misspelt = name != "embedded" and nearest_name(name, ["embedded"], cutoff=0.8)
     if (in_folder or misspelt) and not path.exists():
         remedy = "did you mean 'embedded'?" if misspelt else near(path) or "give a folder, a Hub id, or 'embedded'"
         raise ConfigError(field, name, "is not a folder", remedy)

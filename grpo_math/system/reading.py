@@ -11,7 +11,6 @@ grpo_math.system.reading.Unreadable: JSONDecodeError: Expecting ',' delimiter: l
 import bz2
 import codecs
 import csv
-import difflib
 import gzip
 import json
 import logging
@@ -29,7 +28,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import UserError
+from grpo_math.errors import UserError, nearest_name
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +87,9 @@ class Unreadable(UserError, ValueError):
 def near(path: str | Path) -> str:
     """Return ``did you mean runs/demo?`` for a path that does not exist, if a neighbour has a similar name; or ""."""
     path = Path(path)
-    names = [] if path.exists() else [neighbour.name for neighbour in path.parent.glob("*")]
-    similar = difflib.get_close_matches(path.name, names, n=1)
-    return f"did you mean {path.parent / similar[0]}?" if similar else ""
+    names = () if path.exists() else (neighbour.name for neighbour in path.parent.glob("*"))
+    similar = nearest_name(path.name, names)
+    return f"did you mean {path.parent / similar}?" if similar else ""
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Functions of the user, which a setting names as ``module:function``."""
 
 import asyncio
-import difflib
 import importlib
 import inspect
 import os
@@ -13,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from grpo_math.errors import ConfigError, UserError
+from grpo_math.errors import ConfigError, UserError, nearest_name
 from grpo_math.system.redact import one_line
 
 # torch, because TRL and transformers decorate methods with ``torch.no_grad()``.
@@ -63,8 +62,8 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:
         reason = f"names a module that cannot be imported ({format_exception(error)})"
         files = {path.stem for path in Path().glob("*.py")} - {module_name}
-        near = difflib.get_close_matches(module_name, files, n=1)
-        remedy = f"did you mean {near[0]}:{function_name}?" if near else "write module:function, module as in an import"
+        near = nearest_name(module_name, files)
+        remedy = f"did you mean {near}:{function_name}?" if near else "write module:function, module as in an import"
         raise ConfigError(field, name, reason, remedy) from error
     function = getattr(module, function_name, None)
     if not callable(function):

@@ -82,7 +82,7 @@ def test_each_difference_that_is_no_training_is_refused_by_name(after, words):
         ("[]", ": is not a results file of format 1"),
         ('{"format": 1, "rows": []}', ": is not a results file of format 1"),
         ('{"format": 2, "rows": [1]}', ": is not a results file of format 1"),
-        ('{"format": 1, "rows": [1]}', " cannot be read (KeyError: 'n'"),
+        ('{"format": 1, "rows": [{"id": 1}]}', " cannot be read (KeyError: 'samples'"),
     ],
 )
 def test_a_file_that_holds_no_results_is_named(content, words, tmp_path):
