@@ -163,22 +163,6 @@ def test_the_pure_modules_load_no_trl():
     assert "trl" not in loaded(imports(TORCH - TRL))
 
 
-@pytest.mark.slow
-def test_the_public_names_are_there():
-    loaded(
-        "from grpo_math import MathGRPOConfig, MathGRPOTrainer, grade, Verdict, REWARDS, load_problems, evaluate\n"
-        "assert callable(evaluate) and callable(grade) and REWARDS['accuracy']\n"
-        "import grpo_math.evaluation.evaluation, grpo_math.report.page, grpo_math.planner.plan\n"
-        "from grpo_math.trainer import MathGRPOConfig, MathGRPOTrainer\n"
-        "from grpo_math.rewards import REWARDS, load_reward, completion_text\n"
-        "from grpo_math.grading import grade, grade_batch, Verdict, Grade\n"
-        "from grpo_math.planner import plan\n"
-        "from grpo_math.report import report\n"
-        "from grpo_math.errors import Finding\n"
-        "assert all(map(callable, (evaluate, plan, report, make_overlong)))"
-    )
-
-
 COLLECTIVES = {
     *("gather_object", "broadcast_object_list", "all_reduce", "all_to_all_single", "wait_for_everyone", "barrier"),
     *("ranks.gather", "accelerator.reduce"),

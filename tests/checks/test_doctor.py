@@ -203,11 +203,10 @@ def test_the_answer_is_the_same_in_json_and_in_words(words, code, output, here, 
             "2 False\n",
             "error: reward function raises raised KeyError: 'x' at CWD/odd_rewards.py:3: correct the function\n",
         ),
-        pytest.param("train", {"tf32": True}, "2 True\n", "error: tf32=True is refused", marks=pytest.mark.full),
     ],
-    ids=["doctor", "training before torch is imported", "training after that"],
+    ids=["doctor", "training"],
 )
-def test_a_refusal_is_all_that_is_said_and_torch_is_imported_only_if_it_is_needed(command, settings, end, err, here):
+def test_a_refusal_is_all_that_is_said_and_torch_is_not_imported(command, settings, end, err, here):
     program = (
         "import sys\nfrom grpo_math.cli import main\n"
         f"code = main([{command!r}, '--config', {recipe(here, settings)!r}])\n"

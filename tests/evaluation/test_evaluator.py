@@ -1,16 +1,12 @@
 """An evaluation: its results by hand, and answers that continue where they were cut."""
 
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from grpo_math import evaluate
-from grpo_math.cli import main
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import engines, evaluator
 from grpo_math.evaluation.evaluation import journal_file, read
@@ -164,38 +160,6 @@ def test_a_folder_gets_a_file_for_each_way_of_evaluating(small, script, tmp_path
     files = [Path(evaluate(small, ROWS, max_new_tokens=n, **asked)["results"]) for n in (20, 30, 20)]
     assert files[0] == files[2] != files[1]
     assert sorted(tmp_path.glob("small-a_b-1.5B-????????.json")) == sorted(set(files))
-
-
-KILLED = """
-import os, signal, sys
-from grpo_math.cli import main
-from grpo_math.evaluation import evaluator
-plain, calls = evaluator.store, []
-
-def store(path, records):
-    plain(path, records)
-    calls.append(path)
-    if len(calls) == 3:
-        os.truncate(path, os.path.getsize(path) - 20)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-evaluator.store = store
-main(sys.argv[1:])
-"""
-
-
-@pytest.mark.slow
-def test_a_command_that_was_killed_while_it_wrote_continues(small, whole, tmp_path):
-    output = tmp_path / "results.json"
-    words = [
-        *("evaluate", "--model", small, "--data", "generated:sums", "--split", "heldout", "--n", "6", "--json"),
-        *("--samples", "4", "--temperature", "1", "--batch_size", "5", "--max_completion_length", "8"),
-        *("--output", str(output)),
-    ]
-    assert subprocess.run([sys.executable, "-c", KILLED, *words]).returncode == -signal.SIGKILL
-    assert journal_file(output).read_text().count("\n") == 1 + 14, "two batches whole, and a part of the third"
-    assert main(words) == 0
-    assert json.loads(output.read_text())["rows"] == whole["rows"]
 
 
 @pytest.mark.parametrize(

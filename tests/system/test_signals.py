@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -143,16 +142,6 @@ def test_a_signal_in_a_step_saves_after_it_and_the_same_command_goes_on(number, 
     _, lines = train(reward=signalled)
     assert f"Resuming from {run_dir}/checkpoint-2." in lines
     assert [line["step"] for line in history(run_dir)] == [1, 2, 3, 4]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("command", [["grpo_math.train"], ["grpo_math.cli", "train"]])
-def test_a_signal_while_torch_is_imported_has_its_code_too(command, tiny, tmp_path):
-    log = tmp_path / "log"
-    process = start([sys.executable, "-m", *command, *settings(tiny, tmp_path / "run")], log)
-    until(lambda: "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(), process, log)
-    process.send_signal(signal.SIGUSR1)
-    assert "Stopped after" not in ends(process, log, EX_TEMPFAIL)
 
 
 # Two processes

@@ -10,7 +10,6 @@ from small_vllm import trainer_of
 from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math import evaluate
-from grpo_math.generation.lost_server import ServerUnavailable
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
@@ -85,20 +84,3 @@ def test_an_evaluation_asks_the_server_as_training_does(server, small, chars, tm
     assert shared[0] | {"model": ""} == shared[1] | {"model": ""}
     assert set(requests[0]["stop_token_ids"]) <= set(evaluated["stop_token_ids"])
     assert (results["request"]["regex"], results["request"]["stop"]) == ("[0-9]+", ["</answer>"])
-
-
-@pytest.mark.slow
-def test_a_server_that_is_lost_in_a_held_out_evaluation_saves_the_step(server, small, chars, tmp_path):
-    trainer = trainer_of(server.url, small, chars, tmp_path, max_steps=3, vllm_server_timeout=0.2)
-    trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 2
-
-    def held_out():
-        server.sampling = lambda body: server.stop() or (500, "lost")
-        return evaluate(trainer, ROWS[:1], progress=False, max_new_tokens=4)
-
-    trainer.grpo_math.evaluate_heldout = held_out
-    with pytest.raises(ServerUnavailable, match=r"\(checkpoint-2 is saved: "):
-        trainer.train()
-    assert json.loads((tmp_path / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
-    state = torch.load(tmp_path / "checkpoint-2/state_0.pt", weights_only=True)
-    assert (state["_step"], state["evaluates"]) == (trainer._step, True)

@@ -134,13 +134,6 @@ def test_the_methods_that_users_and_trl_call_begin_alike(kind):
     assert parameters(kind.__init__) == parameters(GRPOTrainer.__init__)
 
 
-def test_trls_table_is_that_of_one_rollout(ours):
-    trainer = ours(**KINDS["trl"])
-    # The rows of another rollout replace those of this one.
-    columns = (trainer._logs[name] for name in ("prompt", "completion", "advantages"))
-    assert {column.maxlen for column in columns} == {trainer.args.generation_batch_size}
-
-
 def test_the_default_of_advantage_eps_is_trls(ours):
     def small(completions, **columns):
         return [reward / 10_000 for reward in letters(completions)]
