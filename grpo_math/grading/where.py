@@ -44,7 +44,7 @@ _SEPARATOR = r"[\s$,;.&{}、]|\\(?:q?quad|text|mbox|[][()\\,; ])"
 _NAME_BEFORE = r"\\?\b[A-Za-z]\w{0,3}\s*=|\([a-z0-9]{1,3}\)"
 _OR_BETWEEN = rf"{either('or')}(?: (?!{either('and', 'or')})[a-z]{{1,9}}(?![A-Za-z]))?"
 _BETWEEN = re.compile(rf"{_UNIT_BEFORE}(?:{_SEPARATOR}|{either('and')}|{_OR_BETWEEN}|{_NAME_BEFORE})*")
-_LIST = re.compile(r"""\[\s*(["']).*\1\s*\]""", re.DOTALL)
+_LIST = re.compile(r"""\[\s*(["']).*\1\s*\]|\{\s*(["'])\w+\2\s*:.*\}""", re.DOTALL)
 _EMPTY = re.compile(r"\\f?box(?:ed)?\s*\{\s*\}|####\s*\Z")
 _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DOTALL)
 _HASHES = re.compile(r"####\s*([^\n]+)")
@@ -121,7 +121,11 @@ _UNIT = re.compile(rf" {_POWER.pattern}|{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u
 _AROUND = " *'\"“”„「」『』«»>,"  # a value: quotes, bold, a quotation, a cell of a table
 LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
-_LINE_LABEL = r"(?:^|(?<=\n))[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
+# "A: 42" at the start of a line, and a heading.
+_LINE_LABEL = (
+    r"(?:^|(?<=\n))(?:[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
+    r"|[ \t>]*(?:#|\*\*)[#* \t]*(?:(?:the )?(?:final )?answer|(?:最終的な)?(?:答え|回答|解答))[*: \t]*(?=\n))"
+)
 # What may stand between a label and its value. The look-ahead is for speed.
 _BEFORE_VALUE = re.compile(rf"(?:[\s:=】\]*]|[–—-]\s|(?=[^\W\d_]){either('harmless')})*", re.IGNORECASE)
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
@@ -145,6 +149,10 @@ _JOINING = re.compile(
     r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
+_NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
+# The value behind "is" in a sentence: "8 pens cost 12".
+_PREDICATE = re.compile(rf"{START}{either('is')}(?:\s+[^\W\d_]+)?\s*[$€£¥₹]?\Z", re.IGNORECASE)
+_ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
 # The rest of the sentence describes the value, unless a clause of its own has another: "12 dollars to buy 5, so 5".
 _PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b")
@@ -267,14 +275,19 @@ def read_for(gold: str, answer: str) -> str:
 
 
 def without_list(gold: str) -> str:
-    """Return the answers of a list that is written as text, as in Skywork-OR1. A completion has to give all of them.
+    """Return the answers of a list or an object that is written as text. A completion has to give all of them.
 
-    >>> without_list('["7"]'), without_list("['3', '5']"), without_list("[3, 5]")
-    ('7', '3, 5', '[3, 5]')
+    >>> without_list('["7"]'), without_list("['3', '5']"), without_list("[3, 5]"), without_list('{"x": 3, "y": 5}')
+    ('7', '3, 5', '[3, 5]', 'x = 3, y = 5')
+    >>> without_list('{"answer": 3, "because": "1 + 2 = 3"}')
+    '3'
     """
     if _LIST.fullmatch(gold.strip()):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             answers = ast.literal_eval(gold.strip())
+            if isinstance(answers, dict):
+                final = next((answers[name] for name in ("answer", "final_answer") if name in answers), None)
+                answers = [f"{name} = {one}" for name, one in answers.items()] if final is None else [final]
             return ", ".join(gold_answer(str(one)) for one in answers)
     return gold
 
@@ -485,7 +498,7 @@ def _value(text: str, behind: bool = False) -> str:
 
     Directly ``behind`` a label the first value is the answer.
     """
-    text = text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else ".")
+    text = _NO_LATER.sub("", text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else "."))
     text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
     if cells := _ROW.fullmatch(text):
         text = cells[1].strip(_AROUND)
@@ -495,6 +508,15 @@ def _value(text: str, behind: bool = False) -> str:
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
     if _AFFIRMED.match(text):
         return text
+    outside, _, inside = text.rpartition(" (")
+    if outside and "=" in inside and inside.endswith(")"):  # 42 (since 6 * 7 = 42)
+        result = inside.rpartition("=")[2].strip(" $)")
+        return result if _value(outside, behind).strip("$").startswith(result) else text
+    return _value_in_prose(text, behind)
+
+
+def _value_in_prose(text: str, behind: bool) -> str:
+    """Return the value of a sentence with several words: after its last equal sign, or the first or last value."""
     values, direct, few = _values(text)
     if text.endswith("="):  # cut
         return text
@@ -518,7 +540,9 @@ def _value(text: str, behind: bool = False) -> str:
         if direct and not all(map(_OPERATOR.search, gaps)) and _bare(values[0]) != _bare(chosen):
             chosen = values[0]  # of "42, because 6 * 7 = 42"
         if equal < 0 and (not direct or _mixed(text, values)):
-            return text
+            if _PREDICATE.search(text, values[-2].end(), values[-1].start()) is None or _ALTERNATIVE.search(text):
+                return text
+            chosen = values[-1]  # of "8 pens cost 12"
     value = chosen.group().rstrip(" .,;:!?*")
     if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
         before = values[-2]

@@ -99,7 +99,9 @@ RULES = {
         ("Answer: Tom has 5 balls. He buys 6. 5 + 6 = 11.", "5 + 6 = 11"),
         ("Answer: 11. He had 5 and bought 6.", "11"),
         ("Answer: The trips cost $320.", "320"),
-        ("Answer: The 2 trips cost $320.", "2 trips cost $320"),
+        ("Answer: The 2 trips cost $320.", "320"),
+        ("Answer: Either the 2 trips or all cost $320.", "Either the 2 trips or all cost $320"),
+        ("Answer: 44 of 50 dollars.", "44 of 50 dollars"),
     ],
     "the last sentence with a value": [
         ("Zusammen sind es 30 + 6 = 36 Kisten voll. Die Antwort lautet 38.", "38"),

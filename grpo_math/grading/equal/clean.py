@@ -45,6 +45,7 @@ SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-
 GREEK_UNIT = re.compile(
     rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?\Z"
 )
+FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d[\d.]{0,9})\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
 MONEY = "\x01"  # replaces an escaped dollar sign while the dollar signs around mathematics are removed
@@ -158,6 +159,11 @@ FORMS = [
         (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
         (r"(?<=\d\.)(\d+_)\{(\d+)\}", r"\1\2"),  # 0.11_{2}
         (r" \(or ([^()]+)\)\Z", r" or \1"),
+        (
+            r" ?(?:\\text ?\{ ?)?\((?:\\text ?\{ ?)?(?:\\approx|(?:about|approx(?:imately|\.)?|roughly) )[ }]{0,3}"
+            r"([^()]+)\) ?\}?\Z",
+            r" \\approx \1",  # \sqrt{2} (about 1.41)
+        ),
         (r"(?<=\d)['’][^\W\d_]{2,5}\Z", ""),  # 48'dir
         (r"(?:\A(?=\(a\).*\(b\))|(?<=[,;] ))\(([a-e])\) ?(?=-?[\d$\\])", r"\1 = "),  # (a) 3, (b) 5
         (
@@ -263,7 +269,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
-    text = in_english(text)
+    text = FEET.sub(r"\1 ft \2 in", in_english(text))
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text
@@ -291,7 +297,7 @@ def _clean(text: str) -> str:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = CASES.sub(_pairs, text)
-    text = spelled.digits(_without_parenthesis(text.strip()))
+    text = spelled.digits(spelled.ordinal(_without_parenthesis(text.strip())))
     for pattern, replacement in FORMS:
         text = pattern.sub(replacement, text)
     text = text.strip()

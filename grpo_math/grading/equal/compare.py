@@ -23,7 +23,7 @@ from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
 from grpo_math.grading.equal.relations import equation_members
 from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
-from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Percent, Tree
+from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Number, Percent, Product, Tree
 from grpo_math.grading.equal.units import Unit
 from grpo_math.grading.equal.words import BEYOND, TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
@@ -130,8 +130,10 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
     # If both have a unit, readings without a unit do not count.
     united = [(g, a) for g in golds for a in answers if g.unit is not None and a.unit is not None]
     agreed = [(g, a) for g, a in united if units.agree(g.unit, a.unit)]
-    pairs = agreed if united else list(product(golds, answers))
-    results = {equal(g.tree, a.tree, rules) for g, a in pairs}
+    pairs = [(g.tree, a.tree) for g, a in (agreed if united else product(golds, answers))]
+    converted = ((g.tree, a.tree, units.ratio(g.unit, a.unit)) for g, a in united if not agreed)
+    pairs += [(gold_tree, Product((Number(ratio), tree))) for gold_tree, tree, ratio in converted if ratio]
+    results = {equal(gold_tree, tree, rules) for gold_tree, tree in pairs}
     if EQUAL in results:
         return Verdict.CORRECT, "trees"
     return (UNDECIDED, "") if UNDECIDED in results else (Verdict.WRONG, "trees")
@@ -206,7 +208,7 @@ def _readings(text: str, answer: bool) -> tuple[Reading, ...]:
     if not answer:
         text = MIXED.sub(r"\1 \2", text)
     # Drop words before a value, as in "about 5", unless they change the value.
-    lead = LEAD.match(text) if short and answer else None
+    lead = LEAD.match(text) if short else None
     if lead is not None:
         text = text[lead.end() :]
     results: list[Reading] = []

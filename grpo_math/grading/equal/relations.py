@@ -10,10 +10,12 @@ True
 """
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import reduce
 from itertools import chain, dropwhile, product, takewhile
 from typing import Any
 
+from grpo_math.grading.equal.exact import places, rational
 from grpo_math.grading.equal.tree import (
     INFINITE,
     Based,
@@ -53,15 +55,25 @@ MIRRORED = {">": "<", ">=": "<=", "\\supset": "\\subset", "\\supseteq": "\\subse
 def sides(tree: Tree) -> list[Tree] | None:
     """Return the members of a chain of equalities, or None for any other tree.
 
-    A number after "is about" is the rounded form of the member before. It is dropped if no member equals it.
+    A number after "is about" is the rounded form of the member before, and is no member.
     """
     if not isinstance(tree, Relation) or not set(tree.signs) <= {"=", "~"}:
         return None
     exact, signs = [tree.parts[0]], (*tree.signs, "")
     for sign, following, before, member in zip(signs, signs[1:], tree.parts, tree.parts[1:], strict=False):
-        if "=" in (sign, following) or has_names(before) or not isinstance(member, Number):
+        if "=" in (sign, following) or has_names(before) or not _may_round(member, before):
             exact.append(member)
     return exact
+
+
+def _may_round(member: Tree, exact: Tree) -> bool:
+    """Return False if a number differs from a rational number by a unit of its last digit: 6 is not about 5."""
+    number = rational(exact)
+    if not isinstance(member, Number) or number is None:
+        return isinstance(member, Number)
+    digits = str(member.value)
+    unit = Fraction(10) ** (-(places(member.value, 1) or 0) or len(digits) - len(digits.rstrip("0")))
+    return abs(number - member.value) < unit
 
 
 def equation_members(tree: Tree) -> tuple[str, tuple[Tree, ...]] | None:

@@ -37,6 +37,20 @@ _FRACTION = re.compile(
     rf"(?:(?:an?|one)[\s-]+({_PARTS})|({_NAMES})[\s-]+({_PARTS})s)(?![A-Za-z-])",
     re.IGNORECASE,
 )
+_ORDINALS = {"first": 1, "second": 2} | {word: n for word, n in PARTS.items() if word.endswith(("rd", "th"))}
+_ORDINAL = re.compile(
+    rf"(?:\\text\s*\{{\s*)?(?:the )?(?:({'|'.join(TENS)})-)?({'|'.join(_ORDINALS)})\s*\}}?", re.IGNORECASE
+)
+
+
+def ordinal(text: str) -> str:
+    """Return an ordinal in words as its number, and any other text as it is.
+
+    >>> ordinal("third"), ordinal("the Twenty-first"), ordinal("a third")
+    ('3', '21', 'a third')
+    """
+    place = _ORDINAL.fullmatch(text)
+    return str(TENS.get((place[1] or "").lower(), 0) + _ORDINALS[place[2].lower()]) if place else text
 
 
 def digits(text: str) -> str:

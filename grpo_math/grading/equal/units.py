@@ -11,10 +11,11 @@ are not a unit: "5 million", "5 or 6", "5 squared".
 >>> split(r"9.6 \text{m/s^2}"), split(r"\$5 per hour"), agree({"cm": 1}, {"m": 1}), agree({"cm": 1}, {})
 (('9.6', {'m': 1, 's': -2}), ('5', {'dollar': 1, 'h': -1}), False, True)
 
-Does not convert: 5 cm and 50 mm are different answers.
+`ratio` converts: 5 cm are 50 mm, and a newton is a kg m/s^2.
 """
 
 import re
+from fractions import Fraction
 
 from grpo_math.grading.equal.notation import SHORT_WORDS
 from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
@@ -28,16 +29,9 @@ m meter metre|g gram gm|s second sec|L liter litre l|J joule|W watt|V volt|A amp
 eV electronvolt|Wh|B byte|bit|cal calorie|K kelvin|Ω ohm|mol mole|F farad|T tesla|H henry|bar
 """.replace("\n", "|").split("|")
 _PREFIXES = {
-    "k": "kilo",
-    "M": "mega",
-    "G": "giga",
-    "c": "centi",
-    "d": "deci",
-    "m": "milli",
-    "μ": "micro",
-    "n": "nano",
-    "p": "pico",
-}
+    "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "d": ("deci", -1), "c": ("centi", -2), "m": ("milli", -3),
+    "μ": ("micro", -6), "n": ("nano", -9), "p": ("pico", -12),
+}  # fmt: skip
 _OTHER = """
 in inch inches|ft Ft foot feet|yd yard|mile mi|lb lbs pound|oz ounce|ton tonne|min mins minute|h hr hrs hour|day d
 week wk|month|year yr yrs|decade|century centuries|gallon gal|quart qt|pint pt|cup|tbsp tablespoon|tsp teaspoon|acre
@@ -48,10 +42,21 @@ h ч 小时|s с 秒|min мин 分钟|atm atmosphere|knot|celsius|fahrenheit|M_
 """.replace("\n", "|").split("|")
 _TABLE = {name: line.split()[0] for line in _METRIC + _OTHER for name in line.split()}
 for _symbol, *_names in (line.split() for line in _METRIC if line):
-    for _mark, _prefix in _PREFIXES.items():
+    for _mark, (_prefix, _) in _PREFIXES.items():
         _TABLE |= dict.fromkeys(
             [_mark + _symbol, *(_prefix + name for name in _names if len(name) > 2)], _mark + _symbol
         )
+# What a measure is made of: its size in the measures of another. A prefix is a power of ten.
+_SIZES: dict[str, tuple[int | Fraction, Unit]] = {
+    "N": (1, {"kg": 1, "m": 1, "s": -2}), "J": (1, {"N": 1, "m": 1}), "W": (1, {"J": 1, "s": -1}),
+    "Pa": (1, {"N": 1, "m": -2}), "V": (1, {"W": 1, "A": -1}), "Ω": (1, {"V": 1, "A": -1}), "Hz": (1, {"s": -1}),
+    "Wh": (1, {"W": 1, "h": 1}), "L": (1, {"dm": 3}), "min": (60, {"s": 1}), "h": (60, {"min": 1}),
+    "day": (24, {"h": 1}), "week": (7, {"day": 1}), "year": (12, {"month": 1}), "dollar": (100, {"cent": 1}),
+    "ft": (12, {"in": 1}), "yd": (3, {"ft": 1}), "lb": (16, {"oz": 1}),
+    "degree": (60, {"arcminute": 1}), "arcminute": (60, {"arcsecond": 1}),
+    **{mark + line.split()[0]: (Fraction(10) ** power, {line.split()[0]: 1})
+       for line in _METRIC if line for mark, (_, power) in _PREFIXES.items()},
+}  # fmt: skip
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 
 _PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
@@ -157,6 +162,7 @@ def other_words(text: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    text = re.sub(r"\^\s*\{\s*(-?\d)\s*\}", r"^\1", text)
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"/ ?\(([^()/]*)\)", r"/\1", text)  # m/(min^2)
     return re.sub(r"\\mu\s*", "μ", text).replace("\\Omega", "Ω")
@@ -175,6 +181,32 @@ def agree(gold: Unit | None, answer: Unit | None) -> bool:
         return sorted(gold.values()) == sorted(answer.values())
     shared = gold.keys() & answer.keys()
     return len(shared) == min(len(gold), len(answer)) and all(gold[name] == answer[name] for name in shared)
+
+
+def in_base(unit: Unit) -> tuple[Fraction, Unit]:
+    """Return a unit as a number and measures that are not made of others.
+
+    >>> in_base({"km": 1, "h": -1}), in_base({"ft": 2})
+    ((Fraction(5, 18), {'m': 1, 's': -1}), (Fraction(144, 1), {'in': 2}))
+    """
+    size, base = Fraction(1), dict[str, int]()
+    for name, power in unit.items():
+        number, parts = _SIZES.get(name, (1, {}))
+        inner, measures = in_base(parts) if parts else (Fraction(1), {name: 1})
+        size *= (number * inner) ** power
+        for one, times in measures.items():
+            base[one] = base.get(one, 0) + times * power
+    return size, {name: power for name, power in base.items() if power}
+
+
+def ratio(gold: Unit | None, answer: Unit | None) -> Fraction | None:
+    """Return the number by which an amount in the unit of the answer is an amount in that of the gold answer.
+
+    >>> ratio({"m": 1}, {"km": 1}), ratio({"N": 1}, {"kg": 1, "m": 1, "s": -2}), ratio({"cm": 1}, {"s": 1})
+    (Fraction(1000, 1), Fraction(1, 1), None)
+    """
+    (gold_size, gold_base), (size, base) = (in_base(unit or {}) for unit in (gold, answer))
+    return size / gold_size if base and base == gold_base else None
 
 
 def _may_follow(word: str) -> bool:

@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from string import ascii_lowercase
+from typing import NamedTuple
 
 from grpo_math.grading.equal.notation import FUNCTIONS, GREEK
 from grpo_math.grading.equal.text import strip_wrappers
 from grpo_math.grading.equal.tree import DIFFERENT, EQUAL, UNDECIDED, Comparison, compared
-from grpo_math.grading.equal.units import measure
+from grpo_math.grading.equal.units import Unit, in_base, measure
 from grpo_math.grading.verdict import Verdict
 
 WORD = re.compile(
@@ -31,21 +32,17 @@ DATE = re.compile(
 AMOUNT = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|[°'′\"″¢])\.?(?:,? and |, | )?(?=\d|\s|\Z)")
 DOLLARS = re.compile(r"\A\\?\$ ?(\d{1,9}(?:\.\d{1,9})?)\Z")
 NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
-PRIMES = {"'": "arcminute", "′": "arcminute", '"': "arcsecond", "″": "arcsecond"}
-METRIC = ("m", "g", "L", "J", "W", "V", "A", "N", "Hz", "Pa", "eV", "Wh", "cal")
-POWERS = {"": 0, "k": 3, "M": 6, "G": 9, "d": -1, "c": -2, "m": -3, "μ": -6, "n": -9}
-SIZES = {
-    "s": ("time", 1), "min": ("time", 60), "h": ("time", 3600), "day": ("time", 86400), "week": ("time", 604800),
-    "month": ("months", 1), "year": ("months", 12), "cent": ("money", 1), "dollar": ("money", 100),
-    "degree": ("angle", 3600), "arcminute": ("angle", 60), "arcsecond": ("angle", 1),
-    "ft": ("feet", 12), "in": ("feet", 1), "lb": ("pounds", 16), "oz": ("pounds", 1),
-    **{prefix + unit: (unit, 10 ** (power + 9)) for unit in METRIC for prefix, power in POWERS.items()},
-}  # fmt: skip
+# A prime is a minute of an angle, or a foot.
+ANGLES = {"'": "arcminute", "′": "arcminute", '"': "arcsecond", "″": "arcsecond"}
+FEET = {"'": "ft", "′": "ft", '"': "in", "″": "in"}
+CLOCK = re.compile(r"(\d{1,3}):([0-5]\d)")
+COUNT = re.compile(r"(\d[\d.]*) [^\W\d_]{2,}(?: [^\W\d_]{2,}){0,2}")  # 13 red apples
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 
 TIME = re.compile(
     rf"(?:({DAYS})(?:,| at|, at)? )?(\d{{1,2}})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
 )
+NOON, MIDNIGHT = (re.compile(rf"(?:12(?::00)? )?(?:{names})", re.I) for names in ("noon|midday", "midnight"))
 LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
@@ -134,14 +131,10 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
             return DIFFERENT  # B/E times E, A or C = A
         verdict = compare(label, plain_answer)[0] if label else UNDECIDED
         return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
-    amount, other = quantity(plain_gold), quantity(plain_answer)
-    if amount and (
-        (other and other[1] != amount[1]) or (len(amount[1]) > 1 and (other or NUMBER.fullmatch(plain_answer)))
-    ):  # 2 hours 12 minutes, 2.2 hours
-        return compared(
-            amount[2] == (other[2] if other else Fraction(plain_answer) * amount[1][0])
-            and (not other or amount[0] == other[0])
-        )
+    if (same_amount := _same_amount(plain_gold, plain_answer)) is not UNDECIDED:
+        return same_amount
+    if (same_counts := _same_counts(plain_gold, plain_answer)) is not UNDECIDED:
+        return same_counts
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
@@ -166,7 +159,7 @@ Time = tuple[int, int, int, str, str]
 
 def _time(text: str) -> Time | None:
     """Return hour, minute, second, half of the day and weekday, or None for other texts and bare numbers."""
-    match = TIME.fullmatch(text)
+    match = TIME.fullmatch(NOON.sub("12:00 pm", MIDNIGHT.sub("12:00 am", text)))
     if match is None or (match[3] is None and match[5] is None) or int(match[2]) > 24 or int(match[3] or 0) > 59:
         return None
     return int(match[2]), int(match[3] or 0), int(match[4] or 0), (match[5] or "").lower(), (match[1] or "").lower()
@@ -185,24 +178,58 @@ def _date(match: re.Match[str]) -> tuple[str, int]:
     return (match[1] or match[4])[:3].lower(), int(match[2] or match[3])
 
 
-def quantity(text: str) -> tuple[str, list[int], Fraction] | None:
-    """Return what a text of amounts measures, the size of each unit, and the sum.
+class Amount(NamedTuple):
+    """A sum of amounts, the measures of it, and the size of each unit, from large to small."""
 
-    >>> quantity("2 hours 12 minutes"), quantity("5 apples")
-    (('time', [3600, 60], Fraction(7920, 1)), None)
+    total: Fraction
+    base: Unit
+    sizes: list[Fraction]
+
+
+def amount(text: str, primes: dict[str, str]) -> Amount | None:
+    """Return the sum of amounts of different units of one measure.
+
+    >>> amount("2 hours 12 minutes", ANGLES), amount("5 apples", ANGLES), amount("5 cm, 6 cm", ANGLES)
+    (Amount(total=Fraction(7920, 1), base={'s': 1}, sizes=[Fraction(3600, 1), Fraction(60, 1)]), None, None)
     """
-    parts = AMOUNT.findall(DOLLARS.sub(r"\1 dollars", text))
-    if not parts or len(parts) > 4 or AMOUNT.sub("", DOLLARS.sub("", text)).strip():
+    text = DOLLARS.sub(r"\1 dollars", text)
+    parts = AMOUNT.findall(text)
+    if not parts or len(parts) > 4 or AMOUNT.sub("", text).strip():
         return None
-    measures = [PRIMES.get(word) or next(iter(measure(rf"\text{{{word}}}") or ()), "") for _, word in parts]
-    if not all(name in SIZES for name in measures) or len({SIZES[name][0] for name in measures}) > 1:
+    names = [primes.get(word) or next(iter(measure(rf"\text{{{word}}}") or ()), "") for _, word in parts]
+    units = [in_base({name: 1}) for name in names]
+    sizes = [size for size, _ in units]
+    if not all(names) or any(base != units[0][1] for _, base in units) or sizes != sorted({*sizes}, reverse=True):
         return None
-    sizes = [SIZES[name][1] for name in measures]
-    return (
-        SIZES[measures[0]][0],
-        sizes,
-        sum((Fraction(number) * size for (number, _), size in zip(parts, sizes, strict=True)), Fraction(0)),
-    )
+    total = sum((Fraction(number) * size for (number, _), size in zip(parts, sizes, strict=True)), Fraction(0))
+    return Amount(total, units[0][1], sizes)
+
+
+def _same_amount(gold: str, answer: str) -> Comparison:
+    """Compare two sums of amounts. The answer may be a number of the first unit. 2:12 may be 2 hours 12 minutes."""
+    for primes in (ANGLES, FEET):
+        one, two = amount(gold, primes), amount(answer, primes)
+        if one and two and one.base == two.base:
+            return compared(one.total == two.total)
+    for whole, other in ((one, answer), (two, gold)):
+        clock = CLOCK.fullmatch(other)
+        if whole and clock and len(whole.sizes) == 2 and whole.sizes[0] == 60 * whole.sizes[1]:
+            return compared(whole.total == int(clock[1]) * whole.sizes[0] + int(clock[2]) * whole.sizes[1])
+    if one and len(one.sizes) > 1 and (two or NUMBER.fullmatch(answer)):
+        return compared(two is None and one.total == Fraction(answer) * one.sizes[0])
+    return UNDECIDED
+
+
+def _same_counts(gold: str, answer: str) -> Comparison:
+    """Compare counts of several things, as in "13 apples and 7 pears". The answer may leave out their names."""
+    one, two = (re.split(r",? and | ?, ?", text) for text in (gold, answer))
+    counts = [COUNT.fullmatch(part) for part in one]
+    if len(counts) < 2 or not all(counts):
+        return UNDECIDED
+    named = all(map(COUNT.fullmatch, two))
+    if named:
+        return compared(sorted(one) == sorted(two))
+    return compared(two == [count[1] for count in counts if count]) if all(map(NUMBER.fullmatch, two)) else UNDECIDED
 
 
 def _choice(text: str) -> tuple[str, str] | None:
