@@ -6,7 +6,9 @@ nvidia-smi lists the GPUs, so torch is not imported.
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ INSTALL = {
     "vllm": 'in a new environment, pip install -c constraints-vllm.txt -e ".[vllm]"',
     PLUGIN: f'pip install {PLUGIN}, or pip install "vllm<0.28"',
 }
+LOCKED = 10  # minutes, in which an extension of DeepSpeed is compiled
 WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -50,14 +53,13 @@ def versions(setup: Setup) -> Iterator[Finding]:
     # This package overrides private methods of TRL, so that another minor version may break it.
     installed, in_vllm = machine.versions(), s.generation == "colocate"
     newer = Version(installed.get("vllm", "0.28")) >= Version("0.28")
-    in_deepspeed = s.deepspeed or setup.accelerate.get("distributed_type") == "DEEPSPEED"
     # transformers takes the 8-bit optimizers from bitsandbytes.
     quantised = s.load_in_4bit or s.load_in_8bit or any(name in s.optim for name in BITSANDBYTES)
     needs = {
         "trl": ("every run", True),
         "vllm": ("use_vllm", in_vllm),
         PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s.load_in_4bit and newer),
-        "deepspeed": ("DeepSpeed", in_deepspeed or machine.launched_with("DEEPSPEED")),
+        "deepspeed": ("DeepSpeed", in_deepspeed(setup)),
         "bitsandbytes": ("a model or an optimizer in 4 or 8 bit", quantised),
         "liger_kernel": ("use_liger_kernel", s.use_liger_kernel),
     }
@@ -132,6 +134,25 @@ def launched(setup: Setup) -> None:
     for name in ("fsdp", "deepspeed"):
         reason = "needs processes that a launcher has started"
         setup.refuse(name, getattr(s, name), reason, "add --accelerate_config, or leave it out")
+
+
+def in_deepspeed(setup: Setup) -> bool:
+    by_accelerate = setup.accelerate.get("distributed_type") == "DEEPSPEED" or machine.launched_with("DEEPSPEED")
+    return bool(setup.settings.deepspeed) or by_accelerate
+
+
+def compilation(setup: Setup) -> Iterator[Finding]:
+    """No lock is left of a compilation that was killed: DeepSpeed would wait for it without an end."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # torch makes a folder for each extension.
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions")
+    for lock in folder.rglob("lock") if in_deepspeed(setup) else ():
+        # A compilation that ends removes its lock.
+        with suppress(FileNotFoundError):
+            minutes = (time.time() - lock.stat().st_mtime) / 60
+            if minutes > LOCKED:
+                message = f"{lock} is {minutes:.0f} minutes old: DeepSpeed waits until it is gone"
+                yield Finding("warning", message, f"rm {lock}, if nothing is compiled now")
 
 
 def layout(setup: Setup) -> Iterator[Finding]:

@@ -56,6 +56,7 @@ CHECKS: tuple[Check, ...] = (
     Check("versions", check_machine.versions, EARLY),
     Check("number_format", check_machine.number_formats, EARLY),
     Check("deepspeed", check_machine.launched, START),
+    Check("compilation", check_machine.compilation, EARLY),
     Check("problems", check_rewards.problems, EARLY),
     Check("output_dir", check_machine.output_dir, EARLY),
     Check("layout", check_machine.layout),

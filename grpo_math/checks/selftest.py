@@ -43,15 +43,16 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 RUNS: dict[str, dict[str, Any]] = {
     "dapo": {},
     "grpo, accumulated": {**SMALL, "loss_type": "grpo"},
-    "bnpo, accumulated": {**SMALL, "loss_type": "bnpo"},
-    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none"},
-    "cispo, two updates": {"loss_type": "cispo", "num_iterations": 2},
-    "kl, two updates": {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2},
-    "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2},
+    "bnpo, accumulated": {**SMALL, "loss_type": "bnpo", "max_grad_norm": 0.1},
+    "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_weights": [0.5]},
+    "cispo, two updates": {"loss_type": "cispo", "num_iterations": 2, "top_entropy_quantile": 0.5},
+    "kl, two updates": {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2}
+    | {"epsilon_high": 0.3, "delta": 1.5},
+    "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2, "temperature": 0.7},
     "entropy, truncated masked": {"entropy_coef": 0.01, "mask_truncated_completions": True},
     "sequences, old rollouts": {"importance_sampling_level": "sequence", "loss_type": "luspo"}
     | {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
-    "weights of a sampler": {**SMALL, "loss_type": "grpo", "sampler": True},
+    "weights of a sampler": {**SMALL, "loss_type": "grpo", "sampler": True, "off_policy_mask_threshold": 0.1},
 }
 GRADED = (
     *(("72", "48 / 2 = 24. #### 72", "correct"), ("72", "#### 71", "wrong"), ("1/2", "#### 0.5", "correct")),
@@ -134,7 +135,9 @@ def difference(model: str, settings: dict[str, Any]) -> float:
 
 def resumed(model: str) -> float:
     """Return how far a run that continues from its second step ends from one that was not stopped."""
-    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
+    settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
+    # Unlike SGD, Adam has a state.
+    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3}
     whole = train(make_trainer("ours", model, f"{model}/whole", **settings))
     second = make_trainer("ours", model, f"{model}/second", **settings)
     second.train(resume_from_checkpoint=f"{model}/whole/checkpoint-2")
@@ -171,7 +174,8 @@ def greedy_difference(folder: str) -> float:
     """Return the share of tokens that differ from those of transformers."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    rows = [prompt for prompt in PROMPTS for _ in range(4)]
+    # Each of a group of 4, and three prompts with a long beginning in common.
+    rows = [*(prompt for prompt in PROMPTS for _ in range(4)), *("Add the two numbers. " * 10 + end for end in PROMPTS)]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     batch = tokenizer(rows, return_tensors="pt", padding=True).to(model.device)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

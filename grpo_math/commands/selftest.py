@@ -16,6 +16,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 from grpo_math.errors import first_line
+from grpo_math.run.bar import transformers_bars
 from grpo_math.system.machine import hardware, versions
 from grpo_math.system.streams import Answer
 from grpo_math.trainer import contract
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     rows: list[dict[str, Any]] = []
     trains = True
-    with tempfile.TemporaryDirectory() as folder, _without_warnings():
+    with tempfile.TemporaryDirectory() as folder, _without_warnings(), transformers_bars(0):
         for check in checks(folder, args.vllm):
             if args.only not in check.what or not (trains or "training" not in check.what):
                 continue

@@ -20,7 +20,8 @@ class Run:
     )
     measure: bool = setting(
         False,
-        "Train on two rollouts of full length, print seconds, hours and memory, and keep nothing.",
+        "Train on two rollouts of full length (on a CPU: one, cut short), print seconds, hours and memory, and keep "
+        "nothing.",
         resume="may_change",
     )
     resume: str = setting(

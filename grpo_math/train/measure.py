@@ -4,7 +4,8 @@ All completions have full length and every group has a signal, so these are the 
 are an upper bound. The first rollout is a warm-up: kernels are compiled, and the largest micro-batch is computed before
 the first update. The times are those of the second rollout, the peaks those of both.
 
-On a CPU completions are cut to `SHORT` tokens, so that the answer comes in minutes, and the hours are scaled.
+On a CPU there is one rollout and no warm-up, and completions are cut to `SHORT` tokens, so that the answer comes in
+minutes. The hours are scaled.
 """
 
 import json
@@ -33,8 +34,7 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.largest_batch import dry_run_enabled
 from grpo_math.trainer.step_cost import GENERATION, SCORING, UPDATE, Cost, measure_steps
 
-SHORT = 64  # tokens of a completion on a CPU
-CYCLES = 2  # rollouts that are sampled and trained on
+SHORT = 32  # tokens of a completion on a CPU
 PHASES = {"generation": (GENERATION,), "training": (SCORING, UPDATE)}  # of the plan
 
 Steps = list[dict[str, Cost]]  # the phases of each optimizer step of a process
@@ -43,12 +43,14 @@ Steps = list[dict[str, Cost]]  # the phases of each optimizer step of a process
 class WholeRun(NamedTuple):
     """The run that is measured.
 
-    ``cycle``: optimizer steps on one rollout. ``tokens``, ``length``: of a completion, as measured and in the run.
+    ``cycle``: optimizer steps on one rollout. ``cycles``: rollouts that are sampled and trained on. ``tokens``,
+    ``length``: of a completion, as measured and in the run.
     """
 
     batch: Batch
     steps: int
     cycle: int
+    cycles: int
     tokens: int
     length: int
 
@@ -67,12 +69,13 @@ def shorten(config: MathGRPOConfig, rewards: list[Reward], problems: int) -> tup
         batch,
         config.max_steps if config.max_steps > 0 else int(epochs),
         cycle=max(1, batch.rollout * config.num_iterations // batch.total),
+        cycles=1 if config.use_cpu else 2,
         tokens=min(length, SHORT) if config.use_cpu else length,
         length=length,
     )
     least = "min_tokens" if config.use_vllm else "min_new_tokens"
     changed: dict[str, Any] = {
-        "max_steps": CYCLES * whole.cycle,
+        "max_steps": whole.cycles * whole.cycle,
         "max_completion_length": whole.tokens,
         "generation_kwargs": {**kwargs, least: whole.tokens},
         "save_strategy": "no",
@@ -95,13 +98,13 @@ def shorten(config: MathGRPOConfig, rewards: list[Reward], problems: int) -> tup
 def measure(trainer: Any, setup: Setup, whole: WholeRun) -> dict[str, Any]:
     """Train, and return what `text` prints; {} if a signal has ended training. All ranks call this."""
     updates = trainer.grpo_math.updates
+    on_gpu = trainer.accelerator.device.type == "cuda"
     # The largest micro-batch is not tried if a model is split over processes, or with reentrant checkpointing.
-    with suppress(ConfigError), replaced(trainer.args, longest_first=True):
+    with suppress(ConfigError), replaced(trainer.args, longest_first=on_gpu):
         updates.dry_run_due = dry_run_enabled(trainer.args, trainer.accelerator)
     ranks = gather_object([measure_steps(trainer)])
-    if len(ranks[0]) < CYCLES * whole.cycle:
+    if len(ranks[0]) < whole.cycles * whole.cycle:
         return {}
-    on_gpu = trainer.accelerator.device.type == "cuda"
     # A model that has not been measured takes the planner seconds.
     return broadcast_from_main(lambda: {**times(ranks, setup, whole), **memory(ranks, setup, whole, on_gpu)})
 
@@ -199,7 +202,8 @@ def text(answer: Mapping[str, Any], run_dir: Path) -> str:
     completions = f"{answer['completions']} completions of {answer['tokens']} tokens"
     bound = "at most"
     if length > answer["tokens"]:
-        cut, bound = [f"a CPU is slow, so the completions were cut: those of the run may have {length} tokens"], "about"
+        cut = [f"a CPU is slow, so there was one rollout, cut short: completions of the run may have {length} tokens"]
+        bound = "about"
     counted = f"{answer['steps']} steps and {answer['evaluated']} completions of evaluations, all of full length"
     planned = [f", planned {one['planned_gb']:.2f}" if one["planned_gb"] else "" for one in answer["memory"].values()]
     changes = [f"{name}: {json.dumps(value)}" for name, value in (answer["faster"] or {}).items()]

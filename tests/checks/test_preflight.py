@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +92,7 @@ OVER = (
 )
 HALVES = [("What is half of 1?", "1/2"), ("What is half of 1?", "0.5"), ("3 + 4?", "7"), ("3 + 4?", "8")]
 OLD = "needs a GPU of compute capability 8.0 or more, and this one has"
+LOCK = ".cache/torch_extensions/py311_cpu/cpu_adam/lock"
 LAUNCHER = "needs processes that a launcher has started. Remedy: add --accelerate_config, or leave it out"
 UNKNOWN = "info: model_name_or_path='.' has not been measured. Remedy: grpo-math plan measures it once"
 NEEDS_GPU = "warning: vllm_mode='server' needs 1 separate GPU, and 1 is visible. Remedy: set vllm_mode to colocate"
@@ -239,6 +241,15 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (["--fsdp", "full_shard"], {"gpus": [], "launched": 2}, []),
         (["--fsdp", "full_shard"], {"gpus": [], "accelerate": {"num_processes": 1}}, []),
         (["--fsdp", "full_shard"], {"gpus": [], "env": {"RANK": "0"}}, []),
+    ],
+    "compilation": [
+        (
+            ["--deepspeed", "deepspeed/zero2_offload.json"],
+            {"env": {"XDG_CACHE_HOME": ""}, "files": {LOCK: ""}, "old": {LOCK: 11}},
+            [f"warning: <HERE>/{LOCK} is 11 minutes old: DeepSpeed waits until it is gone. Remedy: rm <HERE>/{LOCK}"],
+        ),
+        (["--deepspeed", "deepspeed/zero2_offload.json"], {"env": {"XDG_CACHE_HOME": ""}, "files": {LOCK: ""}}, []),
+        ([], {"env": {"XDG_CACHE_HOME": ""}, "files": {LOCK: ""}, "old": {LOCK: 11}}, []),
     ],
     # q_proj and v_proj of SmolLM2: 30 layers x rank 16 x (576 + 576 + 576 + 192) = 921,600 parameters. A checkpoint has
     # float32 weights and Adam's two moments, and the final weights come to a third of that.
@@ -741,6 +752,8 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
         (here / name).chmod(0o600)  # else Python refuses to read .netrc
+    for name, minutes in world.get("old", {}).items():
+        os.utime(here / name, times=(0, time.time() - 60 * minutes))
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_epochs_are_steps_and_a_cpu_gets_short_completions_and_distillation_no_r
     whole, rewards = measure.shorten(config, [no_reward], problems=100)
     assert (whole.steps, whole.tokens, whole.length) == (50, measure.SHORT, 256)  # 2 x 100 x 4 / 16
     assert config.generation_kwargs == {"min_tokens": measure.SHORT}
+    assert config.max_steps == whole.cycle, "one rollout"
     assert (rewards, hasattr(config, "reward_weights")) == ([no_reward], False)
 
 
@@ -100,9 +101,9 @@ def test_the_hours_are_those_of_the_slowest_process_in_the_last_cycle_and_of_the
     )
     answer = measure.times([fast, slow], setup("--heldout_every", "10", evaluation=evaluation), whole)
     assert answer["seconds"] == {"rollout": 36.0, "update": 2.0, "step": 20.0}
-    # Twice 10 problems, and twice 5 with 4 samples each; 32 completions took 32 seconds. 64 of 256 tokens.
+    # Twice 10 problems, and twice 5 with 4 samples each; 32 completions took 32 seconds. 32 of 256 tokens.
     assert answer["evaluated"] == 2 * 10 + 2 * 5 * 4
-    assert answer["hours"] == pytest.approx((20 * 20 + 60) / 3600 * 256 / 64)
+    assert answer["hours"] == pytest.approx((20 * 20 + 60) / 3600 * 256 / 32)
 
 
 def test_the_peaks_are_of_all_processes_on_a_cpu_and_of_the_fullest_gpu(monkeypatch):
