@@ -76,7 +76,7 @@ def meaning(
     short = ": the problems are too short" if probe and not probe.memory else ""
     lines = {
         "Skill or form": (_form(comparison) if comparison else "", "", EVALUATE),
-        f"At as many tokens{of_data}": (_budget(probe.budget) if probe else "", "", f"{EVALUATE} --probe"),
+        f"Same token budget{of_data}": (_budget(probe.budget) if probe else "", "", f"{EVALUATE} --probe"),
         f"Known by heart{of_data}": (
             _memory(probe.memory) if probe and probe.memory else "",
             short,

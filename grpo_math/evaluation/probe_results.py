@@ -49,7 +49,7 @@ class EqualTokens(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """pass@k and maj@k of both models, and their comparison at as many tokens."""
+    """pass@k and maj@k of both models, and their comparison at the same token budget."""
 
     samples: int
     temperature: float

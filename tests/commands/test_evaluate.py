@@ -176,7 +176,7 @@ def test_problems_that_are_too_short_are_not_measured(trained, script, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == f"report    {html}"
     assert "not measured: the problems are too short" in html.read_text()
     assert [line.title for line in outcome(read_run(trained)).meaning] == [
-        *("Skill or form", "At as many tokens", "Known by heart", "Other seeds")
+        *("Skill or form", "Same token budget", "Known by heart", "Other seeds")
     ]
 
 

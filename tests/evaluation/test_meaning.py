@@ -70,7 +70,7 @@ def test_an_interval_without_skill_is_form(low, form):
         ("Other seeds", f"not measured; {SEEDS}", "RUN"),
     ]
     assert [line.title for line in meaning("/data/sums.jsonl", None, short)][1:3] == [
-        "At as many tokens",
+        "Same token budget",
         "Known by heart",
     ]
     assert [line.text for line in meaning("a/b", None)][:3] == ["not measured"] * 3
