@@ -70,7 +70,7 @@ COMMANDS = {
     ),
     "attack": Command(
         "commands.attack",
-        "Show what rewards pay for answers that know nothing.",
+        "Show what rewards pay for blind guesses.",
         "(RECIPE | REWARD) [--FIELD VALUE ...]",
         ("grpo-math attack my_recipe.yaml", "grpo-math attack --rewards format_strict --dataset gsm8k"),
         fields=True,

@@ -1,9 +1,9 @@
-r"""Measure what the rewards pay for completions that know nothing, compared with a right answer.
+r"""Measure what the rewards pay for blind guesses, compared with a right answer.
 
-An attack is a form and the answers that it puts into the form. Most attacks know nothing: they give a constant, a
-number of the problem, or no answer. Some repeat a formula of the problem. The others offer k candidates, of which one
-is the gold answer, at each position equally often. Right answers are written in the same way, in every known form. The
-form that is paid most is the measure, and the attacks use that form.
+An attack is a form and the answers that it puts into the form. Most attacks are blind guesses: a constant,
+a number of the problem, or no answer. Some repeat a formula of the problem. The others offer k candidates, of which
+one is the gold answer, at each position equally often. Right answers are written in the same way, in every known form.
+The form that is paid most is the measure, and the attacks use that form.
 
 The check fails if an attack gets more than `PAID` of a right answer beyond the share of problems on which the attack
 happens to be right, if a repeated formula is paid on more than `HOLE` of the problems, because a policy can learn that,
@@ -63,8 +63,8 @@ REMEDY = (
 class Attack(NamedTuple):
     """A form with ANSWER in place of the answer, and the answers of each problem that are written in the form.
 
-    With ``candidates`` 0 a text knows nothing. Otherwise it offers this many answers, and one is the gold answer. With
-    ``restated`` it repeats a formula of the problem.
+    With ``candidates`` 0 a text is a blind guess. Otherwise it offers this many answers, and one is the gold answer.
+    With ``restated`` it repeats a formula of the problem.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Paid(NamedTuple):
         if self.restated:
             share = f"{self.share:.1%} of the problems ({self.name})"
             return f"an answer that repeats the problem is paid on {share}; a wrong answer gets {self.wrong:.0%}"
-        author = "an undecided answer" if self.candidates else "an answer that knows nothing"
+        author = "an answer with several values" if self.candidates else "a blind guess"
         share = f"{self.share:.0%} of a right answer's reward"
         return f"{author} gets {share} ({self.name}, right on {self.right:.0%})"
 
@@ -283,7 +283,7 @@ def forms_by_name(setup: Setup) -> dict[str, str]:
 
 
 def blind(rows: Sequence[Any], forms: Sequence[Attack], best: Attack, setup: Setup) -> list[Attack]:
-    """Return the attacks that know nothing."""
+    """Return the blind guesses."""
     form, common, prompt = best.form, mode(row["answer"] for row in rows), setup.problems.template.prompt("")
     others = dict(zip([row["id"] for row in rows], [*rows[1:], rows[0]], strict=True))
     column, solved = ("solution", PLAIN) if "solution" in rows[0] else ("answer", form)

@@ -1,4 +1,4 @@
-"""`grpo-math attack`: show what rewards pay for answers that know nothing."""
+"""`grpo-math attack`: show what rewards pay for blind guesses."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""What each reward function pays a policy that knows nothing of the problem: the table of docs/grading.md.
+"""What each reward function pays a policy of blind guesses: the table of docs/grading.md.
 
     GRPO_MATH_DATA=DATA python tests/benchmarks/reward_farms.py
 
@@ -58,7 +58,7 @@ def main() -> None:
     lines = (Path(os.environ["GRPO_MATH_DATA"]) / "gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines()
     golds = [json.loads(line)["answer"].rpartition("####")[2].strip() for line in rng.sample(lines, 300)]
     pairs = [(gold, str(int(gold.replace(",", "")) + rng.choice((1, 2, 5, 10)))) for gold in golds]
-    print("| reward | right | best that knows nothing | pays | best hedge | pays |\n|---|---|---|---|---|---|")
+    print("| reward | right | best blind guess | pays | best hedge | pays |\n|---|---|---|---|---|---|")
     for name in sorted(REWARDS):
         form = FORMATS.get(name, "gsm8k")
         right = mean(name, golds, [example_completion(gold, form) for gold in golds])

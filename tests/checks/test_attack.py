@@ -142,7 +142,7 @@ def test_the_worst_three_are_printed_with_their_texts_and_then_the_verdict(here,
     assert main(["attack", "own_functions:exact", "--dataset", "mine.jsonl"]) == 0
     *attacks, verdict = capsys.readouterr().out.splitlines()
     assert [" of a right answer's reward, at most " in line for line in attacks] == [True, False] * 3
-    assert verdict.startswith("ok: an answer that knows nothing gets 12% of a right answer's reward")
+    assert verdict.startswith("ok: a blind guess gets 12% of a right answer's reward")
 
 
 def test_a_very_slow_reward_is_attacked_less_often_which_is_no_fault(here, capsys, monkeypatch):

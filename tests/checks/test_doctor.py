@@ -164,7 +164,7 @@ SOUND = r"""warning: lora_dropout=0.1 with beta=0.04: the KL .*\. Remedy: lora_d
 info: 20 problems to train on \(problems\)
 info: 8 prompts x 8 completions = 64 = 1 process x 64 rows x 1 step \(batch\)
 info: gold answers as the grader reads them: 20 as a number \('1' = 1, '2' = 2, '3' = 3\) \(gold_answers\)
-info: attacked: an answer that knows nothing gets \d+% .* \(attack\)
+info: attacked: a blind guess gets \d+% .* \(attack\)
 info: prompt tokens of 20 problems: median 51, 95% 51, longest 51 \(prompt_lengths\)
 .*: memory: .* \(memory\)
 ok: no error, \d warnings?
