@@ -10,6 +10,7 @@ the prompt asks for. All rows of a data set have the same keys.
 | path/to/folder[:config] | a copy of a set in a local folder, as `hf download` or `save_to_disk` writes it |
 | path/to/file.jsonl | one JSON object a line; or .json, .csv, .tsv, .parquet, each also compressed, or .xlsx |
 | generated, generated:sums,products | problems made by generated.py |
+| reasoning_gym:NAME | problems made by the package reasoning-gym (gym.py) |
 
 The gold answer comes from the answer column, where the grader finds it (`gold_answer`): in a box, after ``####``
 or in an answer tag, else the whole column. columns.py finds the columns.
@@ -39,7 +40,7 @@ from typing import Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, as_config_error, first_line, require_choice
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, missing, parts, stored
+from grpo_math.problems import generated, gym, missing, parts, stored
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, parse_row
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 SAME = {"test": "heldout", "heldout": "test"}
-ACCEPTED = (*SOURCES, "generated", "owner/name", "path/to/file.jsonl")
+ACCEPTED = (*SOURCES, "generated", "reasoning_gym:NAME", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 DATA_CELL = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
@@ -228,6 +229,9 @@ def open_rows(
     if dataset.partition(":")[0] == "generated":
         rows = _generated(dataset.partition(":")[2], split_name(split, generated.SPLITS), limit, seed)
         return Data("generated", dataset, lambda: enumerate(rows, 1))
+    if dataset.startswith(gym.PREFIX):
+        rows = gym.generate(dataset, split_name(split, generated.SPLITS), seed)
+        return Data("reasoning_gym", dataset, lambda: enumerate(rows, 1))
     name = source_name(dataset)
     source = SOURCES.get(name or "", DEFAULT_SOURCE)
     accepted = which.accepted_columns(columns, source.columns)

@@ -96,9 +96,9 @@ def folder_name(name: str) -> str:
 
 
 def listed(data: str) -> list[str]:
-    """Split data sets at commas.
+    """Split data sets at commas, except those in the parameters of a generator.
 
     >>> listed("gsm8k, owner/name:main")
     ['gsm8k', 'owner/name:main']
     """
-    return [part.strip() for part in data.split(",")]
+    return [part.strip() for part in re.split(r",(?![^{}]*\})", data)]

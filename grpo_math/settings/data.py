@@ -1,7 +1,9 @@
 """The problems, their prompt and the tools: settings and rules."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_math.settings.declare import Rule, setting, without
 from grpo_math.system.reading import is_table
@@ -18,7 +20,7 @@ class Data:
     dataset: str = setting(
         "generated",
         "The problems to train on: a known set (gsm8k, math, ...), owner/name[:config][@revision] on the Hub, a "
-        "folder, a file, or generated:LEVEL,LEVEL (sums, differences, products, long_products).",
+        "folder, a file, generated:LEVEL,LEVEL (sums, differences, products, long_products), or reasoning_gym:NAME.",
     )
     columns: str | None = setting(
         None,
@@ -53,6 +55,19 @@ class Data:
     python: dict | None = setting(
         None,
         "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars.",
+    )
+
+
+def dataset_as_text(dataset: str | Mapping[str, Any]) -> str:
+    """Return a data set as a text. A recipe may give a generator's parameters as a mapping.
+
+    >>> dataset_as_text({"reasoning_gym:chain_sum": {"min_terms": 2}})
+    'reasoning_gym:chain_sum {"min_terms": 2}'
+    """
+    return (
+        " ".join(f"{name} {json.dumps(parameters)}" for name, parameters in dataset.items())
+        if isinstance(dataset, Mapping)
+        else dataset
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, require_choice
-from grpo_math.settings.data import columns_as_text
+from grpo_math.settings.data import columns_as_text, dataset_as_text
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
@@ -268,6 +268,8 @@ def check(name: str, value: Any) -> Any:
         raise UserError(f"--{name} is not a setting: {remedy}")
     if name in ("columns", "eval_columns"):
         value = columns_as_text(value)
+    if name in ("dataset", "eval_dataset"):
+        value = dataset_as_text(value)
     written, value = value, coerced(field, value)
     for one in value if isinstance(value, list) else [value]:
         field.refuse(one, written)

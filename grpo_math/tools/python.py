@@ -64,28 +64,28 @@ class Server(NamedTuple):
     calls: socket.socket
 
 
-_server: Server | None = None
+_servers: dict[tuple[str, ...], Server] = {}  # by the packages that they have imported
 _lock = threading.Lock()
 
 
-def server() -> Server:
+def server(packages: tuple[str, ...] = PACKAGES) -> Server:
     """Return the server of this process. It is started on first use, and again if it has died."""
-    global _server
     with _lock:
-        if _server is None or _server.process.poll() is not None:
-            _server = _start_server()
-        return _server
+        if packages not in _servers or _servers[packages].process.poll() is not None:
+            _servers[packages] = _start_server(packages)
+        return _servers[packages]
 
 
-def _start_server() -> Server:
+def _start_server(packages: tuple[str, ...]) -> Server:
     if sys.platform != "linux" or not is_supported():
         raise ToolError("the Python tool needs Linux on x86-64 or ARM64: leave python out of tools")
     # Packets keep the calls of several threads apart, each with its one file descriptor.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(START_SECONDS)
     # -s and -P: no packages of the user, and no files of the current folder. -B: no .pyc files are written.
-    command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server", json.dumps(readable_folders())]
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_package_folders()])
+    folders = readable_folders(packages)
+    command = [sys.executable, "-s", "-P", "-B", "-m", "grpo_math.tools.server", json.dumps([folders, packages])]
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *_package_folders(packages)])
     try:
         # This process closes its copy: if the server dies, `recv` then returns before its timeout.
         with theirs:
@@ -107,26 +107,26 @@ def _start_server() -> Server:
         raise ToolError(f"the Python tool cannot start: {error}: {remedy}") from None
 
 
-def readable_folders() -> list[str]:
+def readable_folders(packages: tuple[str, ...]) -> list[str]:
     """Return the folders that a program can read: the libraries of the interpreter and of the system."""
     prefixes = [f"{prefix}/{name}" for prefix in (sys.prefix, sys.base_prefix) for name in ("lib", "lib64")]
-    return [path for path in (*SYSTEM, *prefixes, *_package_folders()) if os.path.isdir(path)]
+    return [path for path in (*SYSTEM, *prefixes, *_package_folders(packages)) if os.path.isdir(path)]
 
 
-def _package_folders() -> list[str]:
-    """Return the folders that contain the installed ones of `PACKAGES`."""
-    specs = map(importlib.util.find_spec, PACKAGES)
+def _package_folders(packages: tuple[str, ...]) -> list[str]:
+    """Return the folders that contain the installed ones of some packages."""
+    specs = map(importlib.util.find_spec, packages)
     files = [Path(spec.origin) for spec in specs if spec and spec.origin]
     # An environment may consist of links into an installer's cache.
     return list(dict.fromkeys(str(path.parents[1]) for file in files for path in (file, file.resolve())))
 
 
-def call(code: str, limits: PythonLimits) -> Answer:
+def call(code: str, limits: PythonLimits, packages: tuple[str, ...] = PACKAGES) -> Answer:
     """Run one program in a separate process. Raises `ToolError` if the machine has no process for it."""
     request = json.dumps({"code": code, "limits": asdict(limits)}).encode() + b"\n"
     for pause in PAUSES:
         time.sleep(pause)
-        replies = _ask(request, limits.wall_seconds + START_SECONDS)
+        replies = _ask(server(packages), request, limits.wall_seconds + START_SECONDS)
         if replies[1:]:
             return Answer(*replies[1])
         # The program was started, and its supervisor ended without an answer. Only a failed start is repeated.
@@ -136,14 +136,14 @@ def call(code: str, limits: PythonLimits) -> Answer:
     raise ToolError(f"a program of the Python tool cannot be started: {error}: end other programs")
 
 
-def _ask(request: bytes, seconds: float) -> list[Any]:
+def _ask(server: Server, request: bytes, seconds: float) -> list[Any]:
     """Send a call to a new supervisor. Return what it sends until it ends, or an empty list without a supervisor."""
     ours, theirs = socket.socketpair()
     with ours, suppress(OSError, ValueError):
         ours.settimeout(seconds)
         # This process closes its copy: the replies then end when the supervisor ends.
         with theirs:
-            socket.send_fds(server().calls, [b"call"], [theirs.fileno()])
+            socket.send_fds(server.calls, [b"call"], [theirs.fileno()])
         ours.sendall(request)
         return [json.loads(line) for line in ours.makefile()]
     return []

@@ -1,8 +1,8 @@
 """The processes behind the Python tool: a warm server, and for each call a supervisor and the program's process.
 
-``python -m grpo_math.tools.server PATHS`` is the server. It never had the trainer's memory or environment. It imports
-`PACKAGES` once and then takes calls on its standard input, a socket. A call is the socket of a new conversation with
-the trainer. The server exits when the trainer's end of its standard input is closed.
+``python -m grpo_math.tools.server [PATHS, PACKAGES]`` is the server. It never had the trainer's memory or environment.
+It imports the packages once and then takes calls on its standard input, a socket. A call is the socket of a new
+conversation with the trainer. The server exits when the trainer's end of its standard input is closed.
 
 For each call the server forks a supervisor, which reads the program and its limits (one JSON line), forks the program's
 process, and kills it if it exceeds a limit. The supervisor sends one line if no program could be started: the error.
@@ -38,12 +38,12 @@ DELETED = re.compile(r"^(?:\S+ +){4}(\d+) +(.*) \(deleted\)$", re.MULTILINE)
 
 
 def main() -> None:
-    paths = json.loads(sys.argv[1])
+    paths, packages = json.loads(sys.argv[1])
     calls = socket.socket(fileno=os.dup(0))
     # Read from the environment, which is emptied below.
     tempfile.gettempdir()
     # A call forks these imports. Importing sympy in each program would take a hundred times as long.
-    for name in PACKAGES:
+    for name in packages:
         with suppress(ImportError):  # a package that is not installed
             importlib.import_module(name)
 

@@ -101,6 +101,8 @@ PAIRS = [
     ({"baseline": "pass_at_k", "k": 9}, False),
     ({"baseline": "pass_at_k", "k": 3, "train_completions": 4}, True),
     ({"baseline": "pass_at_k", "k": 4, "train_completions": 4}, False),
+    ({"rewards": ["reasoning_gym"], "dataset": "reasoning_gym:countdown"}, True),
+    ({"rewards": ["reasoning_gym"]}, False),
     ({"train_completions": 2}, True),
     ({"train_completions": 8}, True),  # of 8 completions
     ({"train_completions": 1}, False),

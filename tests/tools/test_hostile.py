@@ -35,7 +35,7 @@ def answers(tmp_path_factory, request):
     patch = pytest.MonkeyPatch()
     patch.setenv("GRPO_MATH_CANARY", CANARY)
     patch.setattr(tempfile, "tempdir", str(folder))  # where the programs get their folders
-    patch.setattr(python, "_server", None)
+    patch.setattr(python, "_servers", {})
     server = python.server()
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(6) as threads:
         words = {"PID": str(os.getpid()), "PORT": str(listening.getsockname()[1]), "SECRET": str(secret)}

@@ -40,7 +40,7 @@ def in_a_fork(code):
             try:
                 os.dup2(writer, 1)
                 os.environ.clear()
-                sandbox.enter(asdict(LIMITS), python.readable_folders(), folder)
+                sandbox.enter(asdict(LIMITS), python.readable_folders(python.PACKAGES), folder)
                 interpreter.run(code)
             finally:
                 os._exit(0)
@@ -121,9 +121,9 @@ def test_an_older_landlock_holds_as_much(monkeypatch, version):
     ids=["Landlock fails", "a machine without a filter"],
 )
 def test_without_each_of_its_layers_no_program_runs(owner, function, answer, message, monkeypatch):
-    monkeypatch.setattr(python, "_server", None)
+    monkeypatch.setattr(python, "_servers", {})
     monkeypatch.setattr(python, "PAUSES", (0.0,))
-    monkeypatch.setattr(owner, function, lambda: answer)
+    monkeypatch.setattr(owner, function, lambda *packages: answer)
     with pytest.raises(ToolError, match=message):
         python.call("1", LIMITS)
 
@@ -134,8 +134,7 @@ def test_packages_that_are_links_into_an_installers_cache_can_be_read_in_both_pl
     (tmp_path / "site").mkdir()
     (tmp_path / "site/linked").symlink_to(tmp_path / "cache/linked")
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(python, "PACKAGES", ("linked", "missing"))
-    assert python.readable_folders()[-2:] == [f"{tmp_path}/site", f"{tmp_path}/cache"]
+    assert python.readable_folders(("linked", "missing"))[-2:] == [f"{tmp_path}/site", f"{tmp_path}/cache"]
 
 
 # What the tool prints, cuts and refuses, and the form in which TRL takes it
