@@ -1,10 +1,12 @@
 """The examples run as their first lines say, with a tiny model for a step."""
 
 import ast
+import copy
 import importlib.util
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from hub_server import TOKENS, HubServer
 from launching import ROOT, run
 from small_http import AnsweringHTTP, keys_sent
+from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.grading import Grade, Verdict
 
@@ -21,6 +24,39 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     output = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
     assert re.search(r"^step 1 +reward [0-9.]+, accuracy [0-9.]+, concise [0-9.]+", output, re.MULTILINE)
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_script_with_an_environment_trains_and_evaluates_held_out_equations(tiny, tokenizer, tmp_path):
+    model = shutil.copytree(tiny(), tmp_path / "model")
+    tools = copy.deepcopy(tokenizer)
+    tools.chat_template = qwen3_chat_template
+    tools.save_pretrained(model)
+    options = ["--model", str(model), "--max_steps", "1", "--max_completion_length", "8"]
+    output = run(
+        [sys.executable, "examples/environment.py", *options, "--output_dir", str(tmp_path / "run")],
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert re.search(r"^step 1 +reward 0, .*Equation 0", output, re.MULTILINE)
+    assert output.strip().endswith("mean reward of 64 held-out equations: 0.00")
+
+
+def test_the_environment_of_the_example_pays_a_solution_and_takes_a_fifth_for_each_hint():
+    spec = importlib.util.spec_from_file_location("environment", ROOT / "examples/environment.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for row in module.problems(range(20)):
+        equation, x = module.Equation(), row["solution"]
+        equation.reset(**row)
+        assert f"{row['coefficients'][0]}x + " in row["prompt"][0]["content"]
+        assert [equation.check(one) for one in (x - 1, x + 1)] == [
+            f"the left side is too {w}" for w in ("small", "large")
+        ]
+        assert equation.check("a") == "x is not an integer"
+        assert equation.get_reward() == 0
+        assert str(x - 2) in equation.hint()
+        assert equation.check(str(x)) == "right"
+        assert equation.get_reward() == 0.8
 
 
 @pytest.mark.full

@@ -46,7 +46,8 @@ def trainer_toolbox(trainer: Any) -> Toolbox | None:
     if tools is None:
         for name, attribute in (("environment_factory", "environment_factories"), ("rollout_func", "rollout_func")):
             if getattr(trainer, attribute, None):
-                raise UserError(f"{name}: an evaluation would not ask as training does. Evaluate the saved model.")
+                ways = "call trainer.evaluate(data), which is TRL's loop, or evaluate the saved model"
+                raise UserError(f"{name}: an evaluation would not ask as training does: {ways}")
         return None
     return _toolbox(tools.conversation.tools, tools.conversation.max_rounds)
 
