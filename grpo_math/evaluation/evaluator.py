@@ -70,21 +70,16 @@ def evaluate_engine(
     journal = _journal(file) if file and engine.named else None
     known = stored(journal, settings) if journal else []
     grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
-
-    def answer_share(rows: Sequence[Row], share: int) -> tuple[list[Record], float]:
-        # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
-        drawn = replace(sampling, seed=batch_seed(sampling.seed, -share)) if share else sampling
-        records = _answer(engine, rows, drawn, request, tools, grade, known, journal, progress)
-        return records, round(time.perf_counter() - started, 2)
-
+    answer = partial(_answer, engine, sampling, request, tools, grade, known, journal, progress)
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # answer the first row: each counts once.
-    parts = engine.gather_from_ranks(problems, answer_share)
-    by_key = {record.key: record for part, _ in parts for record in part}
+    by_key = {record.key: record for part in engine.gather_from_ranks(problems, answer) for record in part}
     records = [by_key[str(row["id"]), sample] for row in problems for sample in range(sampling.samples)]
     evaluation = Evaluation(
-        *(settings, summarize(records, sampling.samples), records),
-        seconds=max(seconds for _, seconds in parts),
+        settings,
+        summarize(records, sampling.samples),
+        records,
+        seconds=round(time.perf_counter() - started, 2),
         versions=versions(),
         first_prompt=problems[0]["prompt"],
         contamination=contamination,
@@ -134,7 +129,6 @@ def _settings(
 
 def _answer(
     engine: Model,
-    rows: Sequence[Row],
     sampling: Sampling,
     request: Request,
     tools: Toolbox | None,
@@ -142,11 +136,16 @@ def _answer(
     known: Sequence[Record],
     journal: Path | None,
     progress: bool,
+    rows: Sequence[Row],
+    share: int,
 ) -> list[Record]:
-    """Return the graded records, row by row. The records of each new batch are added to ``journal``.
+    """Return the graded records of ``rows``, row by row. The records of each new batch are added to ``journal``.
 
-    A batch is generated unless all its records are ``known``. The same seed gives the same answers again.
+    ``share``: the number of the rank whose rows these are. A batch is generated unless all its records are ``known``.
+    The same seed gives the same answers again.
     """
+    # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
+    first_seed = batch_seed(sampling.seed, -share) if share else sampling.seed
     samples, records = sampling.samples, {record.key: record for record in known}
     conversation = tools.conversation(engine.tokenizer, request.template_kwargs) if tools else None
     jobs = [(row, sample) for row in rows for sample in range(samples)]
@@ -166,7 +165,7 @@ def _answer(
     hidden, done = not (progress and engine.shows_progress), len(records) // samples
     with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=hidden) as bar:
         for number, batch in missing:
-            completions = generate([ids[i] for i in batch], batch_seed(sampling.seed, number))
+            completions = generate([ids[i] for i in batch], batch_seed(first_seed, number))
             graded = zip(batch, completions, grade([jobs[i][0] for i in batch], completions), strict=True)
             new = [_record(*jobs[i], completion, verdict) for i, completion, verdict in graded]
             if journal is not None:
