@@ -87,7 +87,8 @@ class Prefetch:
         self.sampler = sampler
         self.requested: PrefetchedRollout | None = None
         self.taken: PrefetchedRollout | None = None
-        self._batch: tuple[int, list[list[int]]] | None = None  # arguments of `training_batch`, inside its context
+        # The arguments of `training_batch` inside its context. TRL, which samples there, does not pass them on.
+        self._batch: tuple[int, list[list[int]]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"asked": self.requested}
@@ -114,7 +115,8 @@ class Prefetch:
         self.requested = self._started(prompts, n, step)
 
     def gather_completions(self, prompts: list[list[int]], n: int) -> list[Completion]:
-        """Return a completion of each of this rank's prompts, as the sampler does. All ranks call this."""
+        """Return a completion of each of this rank's prompts, as the sampler does. The main process calls this, and the
+        others the sampler's."""
         return self.sampler.gather_from_main(prompts, n, self._sample)
 
     def _sample(self, prompts: list[list[int]], n: int) -> list[Completion]:

@@ -189,6 +189,7 @@ class AdapterGeneration(VLLMGeneration):
         if self.canary.due:
             self.canary.check(prompts)
         with profiler or nullcontext():
+            # Only the main process has a `prefetch`. The others wait in the sampler for what it returns.
             completions = (self.prefetch or self.sampler).gather_completions(prompts, num_generations)
         if self.sampler.restarted:
             self.canary.check(prompts)

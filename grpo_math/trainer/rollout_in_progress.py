@@ -120,20 +120,11 @@ class RolloutMaker:
         Writes nothing into the trainer except seconds and tokens. All ranks call this.
         """
         trainer, log, draft = self.trainer, self.meter.log(), RolloutInProgress()
-        mode = "train" if trainer.model.training else "eval"
-        # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
-        scale = trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none"
-        trl_outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
-        # TRL would mask every completion that does not end with an end token.
-        masks, stops = trainer.mask_truncated_completions, self.grader.stops
-        trl_settings = {"scale_rewards": scale, "mask_truncated_completions": masks and not stops.strings}
-        # TRL would train on the padding behind a stop token of transformers.
-        trl_settings["eos_token_ids"] = [*trainer.eos_token_ids, *stops.tokens]
-        # TRL raises for this mode, which only correction.py has.
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
-        trl_settings |= {"vllm_importance_sampling_mode": "token_truncate"} if geometric else {}
+        mode = "train" if trainer.model.training else "eval"
+        outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
         self.grader.graded = None
-        with replaced(trainer, **trl_outputs, **trl_settings):
+        with replaced(trainer, **outputs, **self._settings_for_trl()):
             rows = trl_method(inputs)
         if "importance_sampling_ratio" in rows:
             # Computed by one function, as in each update: in a mode of TRL the weights are TRL's.
@@ -155,6 +146,21 @@ class RolloutMaker:
         trl_advantages = torch.tensor(draft.table["advantages"])
         rollout = Rollout(tensors, rewards, trl_advantages, None, draft.columns(), dict(draft.log))
         return self.grader.gather_explained(rollout, inputs)
+
+    def _settings_for_trl(self) -> dict[str, Any]:
+        """Return the settings that TRL's method gets in place of the trainer's, whose work is done here."""
+        trainer, stops = self.trainer, self.grader.stops
+        mode = trainer.vllm_importance_sampling_mode
+        return {
+            # TRL's advantages are replaced, but TRL would reject a scale that only advantages.py has.
+            "scale_rewards": trainer.scale_rewards if trainer.scale_rewards in ("group", "batch") else "none",
+            # TRL would mask every completion that does not end with an end token.
+            "mask_truncated_completions": trainer.mask_truncated_completions and not stops.strings,
+            # TRL would train on the padding behind a stop token of transformers.
+            "eos_token_ids": [*trainer.eos_token_ids, *stops.tokens],
+            # TRL raises for this mode, which only correction.py has.
+            "vllm_importance_sampling_mode": "token_truncate" if mode == correction.GEOMETRIC else mode,
+        }
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards. All ranks call this."""

@@ -61,18 +61,20 @@ class RolloutQueue:
 
         ``sample`` samples the rows of a `Resampler`.
         """
-        if self.resampler is None:
-            return rollout, self._prefetch_metrics()
-        rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
-        # Not earlier: resampling uses the same servers, and training waits for its requests.
-        if self.prefetch and (prompts := self.next_prompts()):
-            self.prefetch.request(prompts, self.trainer.num_generations, self.trainer.state.global_step)
+        counts: dict[str, float] = {}
+        if self.resampler:
+            rollout, counts = self.resampler.gather_replaced(rollout, inputs, sample)
+            # Not in `training_batch`: resampling uses the same servers, and training waits for its requests.
+            if self.prefetch and (prompts := self.next_prompts()):
+                self.prefetch.request(prompts, self.trainer.num_generations, self.trainer.state.global_step)
         return rollout, counts | self._prefetch_metrics()
 
     # With staleness
 
     def training_batch(self) -> AbstractContextManager[None]:
-        """Inside this context TRL samples a batch of training: the requested one, and the next one is requested."""
+        """Inside this context TRL samples a batch of training: the requested one. The next one is requested then, or
+        after resampling.
+        """
         if self.prefetch is None:
             return nullcontext()
         following = [] if self.resampler else self.next_prompts()

@@ -177,7 +177,7 @@ class Updates:
         All ranks call this.
         """
         if not isinstance(inputs, TrainingStep):
-            # TRL's loss, unless it lacks a term.
+            # Images, or a method of a script: TRL's loss, unless it lacks a term.
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
                 return trl_method(model, inputs)
             # An evaluation, or an update whose rows a method of a script gets.
@@ -187,13 +187,13 @@ class Updates:
         step.metrics.skipped += inputs.skipped_rows
         step.metrics.skipped_tokens += inputs.skipped_tokens
 
-        def loss_of(micro_batch: MicroBatch) -> Tensor:
+        def weighted_loss(micro_batch: MicroBatch) -> Tensor:
             loss = self.loss_of(model, micro_batch.rows)
             step.metrics.add(loss, loss_mask(micro_batch.rows), micro_batch.completions, micro_batch.weight)
             return loss.loss * micro_batch.weight
 
         accelerator, deepspeed = self.trainer.accelerator, self.trainer.is_deepspeed_enabled
-        loss = accumulate(inputs.micro_batches, loss_of, model, accelerator, deepspeed)
+        loss = accumulate(inputs.micro_batches, weighted_loss, model, accelerator, deepspeed)
         if not self.trainer.model.training:
             self._reduce_result(step)
         return loss
