@@ -50,7 +50,7 @@ class Graded:
 
     completions: Sequence[Any]
     ids: Sequence[Sequence[int]]
-    grades: list[Grade] | None = None
+    grades: list[Grade] | None
 
 
 class Grader:
