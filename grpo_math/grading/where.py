@@ -29,6 +29,7 @@ from typing import NamedTuple
 from grpo_math.grading.equal.compare import GOLD_CHOICE, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import CHANGES, measure
+from grpo_math.grading.equal.words import MONTHS
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.vocabulary import FOREIGN, LATIN, START, either, in_english, whole_words, words
 
@@ -50,7 +51,7 @@ _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DO
 _HASHES = re.compile(r"####\s*([^\n]+)")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(
-    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|</?s>|`"
+    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span)/?>|`"
     rf"|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)|\*\*(?={FOREIGN})|\*\*(?<={FOREIGN}\*\*)"
 )
 
@@ -97,16 +98,16 @@ _CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A|[①-⑳]")
 # A choice with its mark, and the text of the option: "(B) 3:45 P.M.", "B, 14/09/2031", "the best option is E) 12 A".
 _CLAUSE = r"(?!(?:is|are|was|because|since|as|so|or|and|not|but|nor)\b|[,;/&|=<>])"
 _CHOICE_WITH_TEXT = re.compile(
-    r"(?:\A|\b(?:is|option|choice|answer):? )\(?([A-J])(?:\)|[.:](?=\s))\s*" + _CLAUSE + r"(\S.*)\Z"
+    r"(?:\A|\b(?:is|[Oo]ption|choice|answer):? )\(?([A-J])(?:\)|[.:](?=\s))\s*" + _CLAUSE + r"(\S.*)\Z"
     r"|(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
     re.DOTALL,
 )
 _MARKED = re.compile(r"[A-J][).:,]")  # for speed
 # The text of an option, or a clause behind "yes" or "no", matters only to a gold answer of that kind.
-_KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)[,.;:!]) +(\S.*)", re.DOTALL)
+_KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)(?:[,.;:!]| [–—-])) +(\S.*)", re.DOTALL)
 _ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
-_QUOTED = re.compile(r"""["“„「『«]((?:[^"”」』»\\\n]|\\.){1,400})["”」』»]""")
-_AFFIRMED = re.compile(r"(?i:yes|no|true|false)[,.;:!] ")
+_QUOTED = re.compile(r"""["“„「『«]((?:[^"“”」』»\\\n]|\\.){1,400})["“”」』»]""")
+_AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:[,.;:!}]| [–—-]) ")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
 _MAYBE = "(?:maybe|perhaps|possibly)"
@@ -116,9 +117,11 @@ _CHOICES = re.compile(
 _IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
 _SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
 _POWER = re.compile(r"[A-Za-zμ]{1,3}\^\{?[23]\}?\.?")
-_UNIT = re.compile(rf" {_POWER.pattern}|{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?")
+_UNIT = re.compile(
+    rf" {_POWER.pattern}| [ap]\.m\b|{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?"
+)
 
-_AROUND = " *'\"“”„「」『』«»>,"  # a value: quotes, bold, a quotation, a cell of a table
+_AROUND = " *'\"“”„「」『』«»>,✅✔✓→⇒"  # a value: quotes, bold, a quotation, a cell of a table
 LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 # "A: 42" at the start of a line, and a heading.
@@ -142,12 +145,17 @@ _SENTENCE = re.compile(
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
 _OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
 _CHANGING = rf"{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*"
-_CHANGED = re.compile(rf"(?:{START}(?:{_CHANGING})|{_OUT_OF}|(?<=[=A-Za-z] )[-−])\s*\Z", re.IGNORECASE)
+_CHANGED = re.compile(rf"(?:{START}(?:{_CHANGING}|(?:{MONTHS})\.?)|{_OUT_OF}|(?<=[=A-Za-z] )[-−])\s*\Z", re.IGNORECASE)
 _NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|or|not|but)\b")
 _OR = re.compile(r"[,;]? (?:[^\W\d_]+ ){0,3}(?:or|otherwise|else) ")
 _JOINING = re.compile(
     r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
+)
+_PART = re.compile(r"\(?([a-d])[).] *(\S.*)")
+# "239, which is 3 more than before": a comparison with another value.
+_COMPARED = re.compile(
+    r", (?:which is )?\S{1,9} (?:[a-z]+ )?(?:more|fewer|less|greater|higher|lower) (?:[a-z]+ )?than\b.*\Z"
 )
 _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
 # The value behind "is" in a sentence: "8 pens cost 12".
@@ -155,9 +163,9 @@ _PREDICATE = re.compile(rf"{START}{either('is')}(?:\s+[^\W\d_]+)?\s*[$€£¥₹
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
 # The rest of the sentence describes the value, unless a clause of its own has another: "12 dollars to buy 5, so 5".
-_PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b")
+_PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b|\b(?:for|in) \Z")
 _NEW_CLAUSE = re.compile(
-    r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not|giving|leaving|making)\b|, (?:or|it|that|this)\b"
+    r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not)\b|, (?:or|it|that|this|giving|leaving|making)\b"
 )
 # An equation that describes a letter: "x where x - 1" = 36.
 _UNSOLVED = re.compile(
@@ -170,7 +178,9 @@ _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
-_STOP = r"(?<!\A[A-J])(?<![\n*(][A-J])\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
+_STOP = (
+    r"(?<!\A[A-J])(?<![\n*(][A-J])(?<!\bRs)\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
+)
 _QUESTION = r"(?P<question>\?(?=[\s*]|\Z)|？)"
 _NEXT_LINE = r"</|【|\n(?:[^\S\n]*+[*#]*+\d{1,2}\.(?=\s+\S))?"
 _SPACE = "(?<=[\u0e00-\u0eff])\\s+(?=[\u0e00-\u0eff])"
@@ -269,7 +279,7 @@ def read_for(gold: str, answer: str) -> str:
     ('(B) it is 12 cm', '12 cm', 'No, x = 1 is none')
     """
     kind = _KIND.fullmatch(answer)
-    if kind is None or GOLD_CHOICE.match(gold) or _AFFIRMED.match(f"{gold.strip('.')}, "):
+    if kind is None or GOLD_CHOICE.match(gold) or _AFFIRMED.match(f"{gold.strip('.}')}, "):
         return answer
     return _value(kind[1])
 
@@ -415,14 +425,27 @@ def _last_value(text: str) -> str:
     A question has none, and a remark such as "Some would say 5."
     """
     text = in_english(text)
+    if listed := _listed_parts(text):
+        return listed
     sentences = _sentences(text)
     if len(sentences) == 1:
         return _value(text)
+    first = sentences[0][0].strip(_AROUND)
+    affirmed = f"{first}, " if _AFFIRMED.fullmatch(f"{first}, ") else ""  # "Yes. It has 3 roots."
     for sentence, asks in reversed(sentences):
         skipped = (asks and "=" not in sentence and _has_prose(sentence)) or _REMARK.search(sentence)
         if not skipped and _VALUED.search(sentence) and (value := _value(sentence)):
-            return value
+            return affirmed + value
     return "" if any(_VALUED.search(sentence) for sentence, _ in sentences) else _value(text)
+
+
+def _listed_parts(text: str) -> str:
+    r"""Return the values of the last lines if each is a part with one value: "(a) 3\n(b) 5"."""
+    parts = [part for line in text.strip().split("\n")[-5:] if (part := _PART.fullmatch(line.strip(_AROUND)))]
+    names = "".join(part[1] for part in parts)
+    if len(parts) < 2 or names not in ("ab", "abc", "abcd") or any(_has_prose(part[2]) for part in parts):
+        return ""
+    return ", ".join(part[2].strip(" .,;") for part in parts)
 
 
 def _value_behind(text: str, label: str) -> str:
@@ -508,6 +531,8 @@ def _value(text: str, behind: bool = False) -> str:
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
     if _AFFIRMED.match(text):
         return text
+    if (compared := _COMPARED.search(text)) and _VALUED.search(text, 0, compared.start()):
+        return _value(text[: compared.start()], behind)
     outside, _, inside = text.rpartition(" (")
     if outside and "=" in inside and inside.endswith(")"):  # 42 (since 6 * 7 = 42)
         result = inside.rpartition("=")[2].strip(" $)")
@@ -523,7 +548,8 @@ def _value_in_prose(text: str, behind: bool) -> str:
     if len(values) > 1 and "=" not in text:
         purposes = (_PURPOSE.search(text, one.end(), two.start()) for one, two in pairwise(values))
         purpose = next(filter(None, purposes), None)
-        if purpose and not _NEW_CLAUSE.search(text, purpose.end(), values[-1].start()):
+        counted = purpose and purpose.group()[-1] == " " and _COPULA.search(text, purpose.end())  # 12 for 3 hours is 36
+        if purpose and not counted and not _NEW_CLAUSE.search(text, purpose.end(), values[-1].start()):
             return _value(text[: purpose.start()], behind)
     if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
         return text if not (values and _CHOICE.fullmatch(values[0].group())) else _choice(text, values[0])

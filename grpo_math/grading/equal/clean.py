@@ -15,7 +15,7 @@ from functools import lru_cache
 from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
-from grpo_math.grading.vocabulary import either, in_english
+from grpo_math.grading.vocabulary import FOREIGN, either, in_english
 
 CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
 
@@ -43,9 +43,9 @@ TABLE = str.maketrans(CHARACTERS)
 SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ", "0123456789-+n")
 # A word with an accent behind a number is a unit: "48 ευρώ".
 GREEK_UNIT = re.compile(
-    rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?\Z"
+    rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?(?=\s*\}}?\Z)"
 )
-FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d[\d.]{0,9})\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
+FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d{1,2}(?:\.\d{1,9})?)\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
 MONEY = "\x01"  # replaces an escaped dollar sign while the dollar signs around mathematics are removed
@@ -159,12 +159,17 @@ FORMS = [
         (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
         (r"(?<=\d\.)(\d+_)\{(\d+)\}", r"\1\2"),  # 0.11_{2}
         (r" \(or ([^()]+)\)\Z", r" or \1"),
+        (r"(?:(?<=\d) \((?=[\d.]+%)|(?<=%) \((?=[\d.]+\)))([\d.]+%?)\)\Z", r" or \1"),  # 0.1 (10%)
+        (rf"\A\\text ?\{{ ?(?=\(?[A-J][).:] )({_INSIDE})\}}\Z", r"\1"),  # the text of an option
+        (r"\A\\text ?\{ ?[\"'“”„«»`]+([^{}]*?)[\"'“”„«»`]+ ?\}\Z", r"\1"),
+        (r"\\(?:begin|end) ?\{(?:aligned|align\*?|split|gathered|equation\*?)\}", ""),
+        (r" ?\\\\ ?&? ?(?==)", " "),  # a chain of several lines
         (
             r" ?(?:\\text ?\{ ?)?\((?:\\text ?\{ ?)?(?:\\approx|(?:about|approx(?:imately|\.)?|roughly) )[ }]{0,3}"
             r"([^()]+)\) ?\}?\Z",
             r" \\approx \1",  # \sqrt{2} (about 1.41)
         ),
-        (r"(?<=\d)['’][^\W\d_]{2,5}\Z", ""),  # 48'dir
+        (rf"(?<=\d)(?:['’][^\W\d_]{{2,5}}|-{FOREIGN}{{2,3}})\Z", ""),  # 48'dir, 5-ый
         (r"(?:\A(?=\(a\).*\(b\))|(?<=[,;] ))\(([a-e])\) ?(?=-?[\d$\\])", r"\1 = "),  # (a) 3, (b) 5
         (
             r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
@@ -197,8 +202,13 @@ FORMS = [
         (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
-        (r"\A(\d+)\s*(?:\\text\s*\{\s*)?(?:R|r\.|[Rr]emainder)\s*\}?\s*(\d+)\Z", r"\1 remainder \2"),
-        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ""),
+        (
+            r"\A(\d+)\s*(?:\\text\s*\{\s*)?(?:(?:with )?(?:an? )?[Rr]emainder(?: of)?|R|r\.|rem\.?)\s*\}?\s*(\d+)\Z",
+            r"\1 remainder \2",
+        ),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ":00"),
+        (r"\A(\d{1,2})(?::|h|\.(?=.*[ap]\.?m))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)", r"\1:\2"),
+        (r"(?<=\d)['’](?=\d{3}(?!\d))", ""),  # 1'234
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
             r"\\frac\s*\{(?:\\text\s*\{)?\s*([cdkm]?m|mi|miles?|g|kg)\s*\}{1,2}\s*\{(?:\\text\s*\{)?\s*(h|hr|hour|s|min|L|m|cm)\s*\}{1,2}",
@@ -206,7 +216,7 @@ FORMS = [
         ),
         (r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
         (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
-        (r"\A\\text\s*\{\s*(Rs\.?|USD|EUR|[$€£¥₹])\s*\}\s*", r"\1 "),
+        (r"\A\\text\s*\{\s*(Rs\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
         (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
         (r"\\left\s*\||\\right\s*\.|\|\s*\.(?=-?\d)", "|"),
         (

@@ -25,12 +25,12 @@ from grpo_math.grading.equal.structure import EXACT, Rules, equal
 from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Number, Percent, Product, Tree
 from grpo_math.grading.equal.units import Unit
-from grpo_math.grading.equal.words import BEYOND, TEXT, beyond, for_math_verify, same_words
+from grpo_math.grading.equal.words import AFFIRMED, BEYOND, TEXT, beyond, for_math_verify, same_words
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 from grpo_math.grading.vocabulary import either
 
 # Notation of a quantity that a problem asks for: an integral, a limit, an expectation, dots.
-QUANTITY = re.compile(rf"{BEYOND.pattern}|\\mathbb|\\[lc]?dots(?![A-Za-z])|\.\.\.|\][_^]")
+QUANTITY = re.compile(rf"{BEYOND.pattern}|\\(?:mathbb|Pr|partial|[lc]?dots)(?![A-Za-z])|\.\.\.|\][_^]|E\}}?\[|\\\|")
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
@@ -39,11 +39,11 @@ ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
 # and extrema; sets and their sizes; a function of an angle; deg, det; an inverse or a composition; sums and integrals;
 # an area; f(2) + f(3); AB, an angle, the length of AB, x with a text as its index.
 LABEL = re.compile(
-    r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([A-Za-z]\))?"
+    r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([^()=<>]{1,24}\))?"
     r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
     r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?(?:\d|\\frac|\\sqrt))|\\(?:lim|max|min|sup|inf)(?:_(?:\{[^{}=]*\}|\w))?\s*[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([^()=<>]{1,24}\))?|\|?[A-Z](?:\s*\\c[au]p\s*[A-Z])+\|?|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
     r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([a-z\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
-    r"|\\sum_(?:[a-z]|\{[^{}]*\})(?:\^(?:\w|\{\w+\}))?\s*[a-z]_\{?\w\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h](?:\([a-z]\)\s*d[a-z])?|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|f\(\d\)(?:[+-]f\(\d\))+"
+    r"|\\sum_(?:[a-z]|\{[^{}]*\})(?:\^(?:\w|\{\w+\}))?\s*[a-z]_\{?\w\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h](?:\([a-z]\)\s*d[a-z])?|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|[f-h]\(\d\)(?:[+-][f-h]\(\d\))+|(?:\\sigma|s|R)\^\{?2\}?"
     r"|[A-Z]{2,4}|\\angle\s*[A-Z]{1,3}|m\s?\\angle\s*[A-Z]{1,3}|\|?[A-Z]{2}\|?|[A-Za-z]_\{\\text\s*\{[^{}]*\}\})\s*=\s*(?=\S)"
 )
 
@@ -106,7 +106,7 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
         return Verdict.NO_ANSWER, "the answer is empty"
     if _spaceless(gold) == _spaceless(answer):
         return Verdict.CORRECT, "same text"
-    if not beyond(gold):
+    if not beyond(gold) and not AFFIRMED.match(answer):
         answer = _without_quantity(answer)
     if GOLD_CHOICE.match(gold) is None:
         answer = CHOICE.sub("", answer)  # the text of a choice

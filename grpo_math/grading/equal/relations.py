@@ -114,10 +114,10 @@ def values(tree: Tree) -> tuple[Tree, ...]:
     worked = chain[1:named]
     unknown = [side for side in chain if has_names(side) and side not in worked]
     derived = len(set(valued)) > 1  # n(n+1) = 2*3 = 6 has been worked out
-    return valued if derived or not any(map(_unsolved, unknown)) else ()
+    return valued if derived or not any(map(is_unsolved, unknown)) else ()
 
 
-def _unsolved(tree: Tree) -> bool:
+def is_unsolved(tree: Tree) -> bool:
     r"""Return True for ``5x``, ``x + 1``, ``7AB`` or ``|x - 1|``: an equation with such a left side is not solved.
 
     A problem may ask for ``|z|``, ``\log_a b`` or ``\sqrt{ab}``. The root of one unknown is always an equation.

@@ -19,7 +19,15 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 from grpo_math.grading.equal.exact import is_rounded, rational, stands_for
-from grpo_math.grading.equal.relations import as_union, difference, equation_members, resolved, sides, values
+from grpo_math.grading.equal.relations import (
+    as_union,
+    difference,
+    equation_members,
+    is_unsolved,
+    resolved,
+    sides,
+    values,
+)
 from grpo_math.grading.equal.tree import (
     DIFFERENT,
     EQUAL,
@@ -118,8 +126,9 @@ def _gives(gold: Tree, answer: Relation, rules: Rules) -> Comparison:
     if has_names(gold):
         if isinstance(gold, Variable) and CHOICES & names(answer) - {gold.name}:  # A = B chooses two
             return DIFFERENT
-        named = equation_members(answer)
-        given = named[1] if named is not None else tuple(sides(answer) or ())
+        named, members = equation_members(answer), sides(answer) or [answer]
+        asked = named is None and names(members[0]).isdisjoint(names(gold)) and not is_unsolved(members[0])
+        given = named[1] if named is not None else tuple(members[1:] if asked else members)  # xy = n + 1
     else:
         given = values(answer)
         given = tuple(side for side in given if not has_names(side)) or given

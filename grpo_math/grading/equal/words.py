@@ -48,15 +48,19 @@ LETTER = re.compile(
     re.I,
 )
 # Behind a choice: what joins or denies it, or a second choice with a mark of its own. Other text is that of the option.
-_JOINED = r"(?:or|and|nor|not|but|is|isn't|maybe|perhaps|etc|to [A-J])\b|[,;/&|=<>]|[A-HJ]\s*(?:[,/&]|\Z)|\\[a-z]+[A-J]"
+_JOINED = (
+    r"(?:or|and|nor|not(?: right| correct| true| \(?[A-J]|\W*\Z)|but|is|isn't|maybe|perhaps|etc|to [A-J])\b"
+    r"|[,;/&|=<>]|[A-HJ]\s*(?:[,/&]|\Z)|\\[a-z]+[A-J]"
+)
 _SECOND = r"(?<![\w(])(?:\(?[A-J]\)|[A-J][.:]\s)|\b(?:or|not|except) \(?[A-J]\)?\W*\Z|\ball but\b"
 _LETTERS = r"(?!.*[a-z]{3}).*\b(?!I+\b)[A-J]{2,}\W*\Z"  # no option has them alone
 BESIDE = re.compile(rf"{_JOINED}|.*?(?:{_SECOND})|{_LETTERS}")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
 # "Yes, y = 0 is a solution": the clause does not say the opposite.
-YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|\}?[,.;:!](?!.*\b(?:no|false|or|not)\b))", re.IGNORECASE)
-NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|\}?[,.;:!](?!.*\b(?:yes|true|or)\b))", re.IGNORECASE)
+AFFIRMED = re.compile(r"\W*(?:text\s*\{)?\s*(?:yes|no|true|false)\b", re.IGNORECASE)
+YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|(?:\}?[,.;:!]| -)(?!.*\b(?:no|false|or|not)\b))", re.I)
+NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|(?:\}?[,.;:!]| -)(?!.*\b(?:yes|true|or)\b))", re.I)
 SAME_WORDS = {
     **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
     **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
@@ -139,7 +143,7 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
     predicate = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
-    same = _words(plain_gold) in {_words(plain_answer), predicate and predicate[2]} - {""}
+    same = _words(plain_gold) in {_words(plain_answer), predicate and (_words(predicate[2]) or predicate[2])} - {""}
     same = same or _listed(plain_gold) == _listed(plain_answer)
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
