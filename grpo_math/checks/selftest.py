@@ -46,8 +46,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "bnpo, accumulated": {**SMALL, "loss_type": "bnpo", "max_grad_norm": 0.1},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_weights": [0.5]},
     "cispo, two updates": {"loss_type": "cispo", "num_iterations": 2, "top_entropy_quantile": 0.5},
-    "kl, two updates": {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2}
-    | {"epsilon_high": 0.3, "delta": 1.5},
+    "kl, two updates": {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2, "epsilon_high": 0.3},
     "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2, "temperature": 0.7},
     "entropy, truncated masked": {"entropy_coef": 0.01, "mask_truncated_completions": True},
     "sequences, old rollouts": {"importance_sampling_level": "sequence", "loss_type": "luspo"}
@@ -174,8 +173,8 @@ def greedy_difference(folder: str) -> float:
     """Return the share of tokens that differ from those of transformers."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    # Each of a group of 4, and three prompts with a long beginning in common.
-    rows = [*(prompt for prompt in PROMPTS for _ in range(4)), *("Add the two numbers. " * 10 + end for end in PROMPTS)]
+    # Groups of 4, whose prompts begin alike.
+    rows = ["Add the two numbers. " * 10 + end for end in PROMPTS for _ in range(4)]
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     batch = tokenizer(rows, return_tensors="pt", padding=True).to(model.device)
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}

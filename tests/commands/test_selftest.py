@@ -8,6 +8,7 @@ from trl import GRPOTrainer
 
 from grpo_math import cli
 from grpo_math.algorithm import loss_inputs, losses
+from grpo_math.generation import decoding
 from grpo_math.trainer import contract, rollout_in_progress
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -44,6 +45,17 @@ DEFECTS = {
     ),
     "sampler": ("of a sampler", (losses, "corrected_for_sampler"), lambda values, *_: values),
     "resume": ("resume", (MathGRPOTrainer, "_load_rng_state"), lambda *_: None),
+    "lost optimizer": ("resume", (MathGRPOTrainer, "_load_optimizer_and_scheduler"), lambda *_: None),
+    "weight of a reward": (
+        "dr_grpo",
+        (rollout_in_progress, "weighted"),
+        lambda rewards, weights, weighted=rollout_in_progress.weighted: weighted(rewards, weights / weights),
+    ),
+    "shared prefix": (
+        "greedy",
+        (decoding, "fill_shared_prefix"),
+        lambda *args, fill=decoding.fill_shared_prefix: max(0, fill(*args) - 1),
+    ),
 }
 
 
