@@ -57,7 +57,7 @@ def lean_generation(model: Any) -> Iterator[None]:
     left-padded prompts, and layers with keys and values or with a state. The original method runs other calls: with
     beams, other caches, processors that mix rows, dropout, or several processes that step together (FSDP, ZeRO-3).
     """
-    original_generate = model.generate
+    generate = model.generate
     # A method of the user may not take an argument that TRL does not pass, and `decode` would skip the user's loop.
     bare = model.get_base_model() if is_peft_model(model) else model
     methods = {name: getattr(bare, name) for name in ("generate", "_sample")}
@@ -65,23 +65,23 @@ def lean_generation(model: Any) -> Iterator[None]:
         getattr(method, "__func__", None) is not getattr(GenerationMixin, name) or is_foreign(method)
         for name, method in methods.items()
     )
-    if is_own or is_foreign(original_generate):
+    if is_own or is_foreign(generate):
         switched_off("shared prefill", f"{type(bare).__name__} has its own generate or _sample")
         yield
         return
 
-    def generate(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
+    def shared_prefill(input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         try:
             _check_call(model, kwargs)
             # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
             # drawn, so `generate` can start again.
-            return original_generate(**inputs, **kwargs, custom_generate=decode)
+            return generate(**inputs, **kwargs, custom_generate=decode)
         except UnknownSetting as error:
             switched_off("shared prefill", str(error))
-        return original_generate(**inputs, **kwargs)
+        return generate(**inputs, **kwargs)
 
-    with replaced(model, generate=generate):
+    with replaced(model, generate=shared_prefill):
         yield
 
 
