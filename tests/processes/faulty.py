@@ -25,12 +25,6 @@ def raises_on_one_rank(completions, trainer_state, **columns):
     return letters(completions)
 
 
-def exits_on_one_rank(completions, trainer_state, **columns):
-    if RANK == 1 and trainer_state.global_step == 1:
-        os._exit(0)
-    return letters(completions)
-
-
 def killed_on_one_rank(completions, trainer_state, **columns):
     if RANK == 1 and trainer_state.global_step == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -2,7 +2,7 @@
 
 Each job has the ``arguments`` of grpo_math.train and, where it is to die, ``place`` and ``time``: at which of `PLACES`,
 and for the how manyth time that place is met.
-With ``fails`` or ``nan`` the reward raises, or the loss is NaN, from that step on. Without any it runs to its end.
+With ``fails`` the reward raises from that step on. Without any it runs to its end.
 Torch is imported once; each job is a fork, whose exit status is printed as a line.
 With ``graded_by_letters``, the verdicts of evaluations follow from the letters, because a random model is never right,
 and each rank writes the metrics of its evaluations.
@@ -109,15 +109,6 @@ def main(job: dict) -> int:
     if "graded_by_letters" in job:
         grade_by_letters()
     os.environ["FAILS"] = str(job.get("fails", math.inf))
-    if "nan" in job:
-        loss_of = Updates.loss_of
-
-        def loss(updates, *args):
-            computed = loss_of(updates, *args)
-            factor = math.nan if updates.trainer.state.global_step >= job["nan"] else 1.0
-            return computed._replace(loss=computed.loss * factor)
-
-        Updates.loss_of = loss
     return program.main(job["arguments"])
 
 

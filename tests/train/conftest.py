@@ -2,5 +2,6 @@
 
 from small_model import small
 from small_trainers import train
+from small_vllm import server
 
-__all__ = ["small", "train"]
+__all__ = ["server", "small", "train"]

@@ -33,31 +33,20 @@ def test_a_reward_that_fails_ends_the_run_with_one_line_and_what_is_done_in_a_ch
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("reward", "code", "output"),
-    [
-        ("raises_on_one_rank", 2, "reward function raises_on_one_rank raised OSError: the judge is away at "),
-        (
-            "exits_on_one_rank",
-            1,
-            "training ended with exit code 0 before it was finished: look for os._exit in what it",
-        ),
-    ],
-)
-def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoint(reward, code, output, tiny, tmp_path):
+def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoint(tiny, tmp_path):
     done = subprocess.run(
         [
             *(*two(tmp_path, "grpo_math.train.ranks"), *RUN, "--save_steps=1", "--model_name_or_path", tiny()),
-            *("--output_dir", str(tmp_path / "run"), "--rewards", f"faulty:{reward}"),
+            *("--output_dir", str(tmp_path / "run"), "--rewards", "faulty:raises_on_one_rank"),
         ],
         env=variables(PYTHONPATH=PATH),
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert lines[0].startswith(f"error: {output}")
+    assert lines[0].startswith("error: reward function raises_on_one_rank raised OSError: the judge is away at ")
     assert all(line.startswith("error: another rank does not answer (") for line in lines[1:])
     assert len(list((tmp_path / "run/checkpoint-1").glob("rng_state_*"))) == 2
     assert not (tmp_path / "run/finished.json").exists()

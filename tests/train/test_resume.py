@@ -19,7 +19,6 @@ from accelerate import PartialState
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_runs import history
-from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
 from grpo_math.report import finish
@@ -140,7 +139,6 @@ KINDS = {
         {**SERVED, "staleness": 1, "resample_groups": 1, "save_steps": 1},
         [{"place": "update", "time": 5}],
     ),
-    "full, failing in the middle of an epoch": ({"save_steps": 100, "max_nonfinite_steps": 1}, [{"nan": 3}]),
     "lora, failing, dynamic sampling, a rollout over several steps": (
         {**LORA, "save_steps": 100, "resample_groups": 1, "steps_per_generation": 6, "dataset_limit": 12},
         [{"fails": 3}],
@@ -148,22 +146,14 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def server(tiny):
-    """A stand-in for vLLM."""
-    small = SmallVLLM(tiny())
-    yield small
-    small.stop()
-
-
 @pytest.mark.full(keep=["all that a checkpoint keeps"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_as_one_that_was_not(kind, tiny, server, tmp_path):
+def test_a_killed_run_ends_as_one_that_was_not(kind, small, server, tmp_path):
     settings, faults = KINDS[kind]
     settings = {**settings, **({"vllm_server_base_url": server.url} if "use_vllm" in settings else {})}
-    jobs = [{"arguments": arguments(tiny(), tmp_path / "whole", settings)}]
+    jobs = [{"arguments": arguments(small, tmp_path / "whole", settings)}]
     for number, fault in enumerate(faults):
-        again = {"arguments": arguments(tiny(), tmp_path / str(number), settings)}
+        again = {"arguments": arguments(small, tmp_path / str(number), settings)}
         jobs += [again | fault, again]
     done = program_of([{**job, "output": str(tmp_path / "output")} for job in jobs], tmp_path, sys.executable)
     expected = [0, *(code for fault in faults for code in (-signal.SIGKILL if "place" in fault else 2, 0))]
@@ -215,11 +205,11 @@ def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_a
 
 
 @pytest.mark.full
-def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_by_two_again(tiny, tmp_path):
+def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_by_two_again(small, tmp_path):
     """The same problems and as many completions in a step; sampling draws other random numbers."""
     settings = {**LORA, "prompts_per_step": 2, "per_device_train_batch_size": 2, "save_steps": 2}
     for processes, steps, line in ((2, 2, ""), (1, 4, "1 in place of 2"), (2, 6, "2 in place of 1")):
-        words = arguments(tiny(), tmp_path / "run", {**settings, "max_steps": steps, "resume": "force"})
+        words = arguments(small, tmp_path / "run", {**settings, "max_steps": steps, "resume": "force"})
         words = [word for word in words if not word.startswith("--gradient_accumulation_steps")]
         done = program_of([{"arguments": words}], tmp_path, *launching.TORCHRUN[:-1], str(processes))
         assert line in done.stderr
