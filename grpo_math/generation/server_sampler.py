@@ -131,18 +131,17 @@ class ServerSampler(Sampler):
         def ask(prompt: list[int], seed: int) -> list[Completion]:
             # The prompt of a later turn may be longer than TRL's limit.
             room = max(1, min(longest, self.context - len(prompt)))
-            of_prompt = {"seed": seed, "max_tokens": room, **settings}
+            call = partial(self.server.generate, prompt, model=folder.name, seed=seed, max_tokens=room, **settings)
             # Requests are repeated one by one, so an error of one loses no other answer.
-            call = partial(self.server.generate, prompt, model=folder.name, **of_prompt)
             return self._repeat_after_restart(call, folder)
 
-        def sample() -> list[Completion]:
+        def ask_all() -> list[Completion]:
             try:
                 return ask_each(ask, prompts, seed)
             finally:
                 self.store.requested.remove(folder)
 
-        return sample
+        return ask_all
 
     def gather_greedy(self, prompt: list[int], tokens: int) -> list[Completion]:
         """See `Sampler`. Each replica of the server has a copy of the model."""
