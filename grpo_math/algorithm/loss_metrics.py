@@ -41,7 +41,7 @@ class LossMetrics:
     """Sums and extremes over the micro-batches of this rank, with the number of computed and skipped completions."""
 
     skipped_tokens: Tensor | int = 0
-    skipped: int = 0
+    skipped: float = 0
     tokens: Tensor | int = 0
     completions: int = 0
     policy_loss: Tensor | float = 0.0

@@ -246,8 +246,10 @@ class Updates:
 
     def _reduce_result(self, step: OptimizerStep) -> StepResult:
         """Log the metrics of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
-        trainer = self.trainer
-        result = step.metrics.reduce(self.ranks, step.normalizers.accumulation)
+        trainer, sums = self.trainer, step.metrics
+        # Without the completions that PODS masks: nothing of them counts.
+        sums.skipped = (sums.completions + sums.skipped) * step.settings.trained_share - sums.completions
+        result = sums.reduce(self.ranks, step.normalizers.accumulation)
         self.meter.add(result.metrics)
         self.meter.undefined |= step.metrics.declared.keys() - result.metrics.keys()
         if step.settings.entropy_coef is not None:

@@ -31,6 +31,7 @@ from grpo_math.algorithm.losses import (
     Statistic,
     compute_loss,
     importance_ratio,
+    of_each_token,
     try_surrogate,
 )
 from grpo_math.algorithm.rows import loss_mask, select
@@ -507,3 +508,19 @@ def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_noth
     nothing.skipped = 4
     values = nothing.reduce(SimpleNamespace(device="cpu", num_processes=1, gather=lambda values: values), 1).metrics
     assert values == {metrics.CLIP_HIGH: 0.0}
+
+
+def test_gspo_token_has_gspos_loss_and_gradient_if_a_completions_tokens_share_the_advantage():
+    """Equations 13 and 14 of arXiv 2507.18071, written out: each token has its own gradient, and the ratio's value."""
+    old, mask = logits(1, 3, 4).mul(0.1), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+    advantages, gradients = torch.tensor([[1.0], [2.0], [0.5]], dtype=torch.float64), []
+    for of_tokens in (False, True):
+        logps = (old + logits(2, 3, 4).mul(0.2)).requires_grad_()
+        ratio = importance_ratio(logps, old, mask, "sequence")
+        ratio = of_each_token(ratio, logps) if of_tokens else ratio
+        inputs = LossInputs(logps, old, advantages, mask, old)
+        values = SURROGATES["clip"](inputs, ratio, LossSettings(epsilon_low=0.02, epsilon_high=0.02)).values
+        loss = ((values * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+        gradients.append((loss, *torch.autograd.grad(loss, logps)))
+    torch.testing.assert_close(*gradients)
+    assert 0 < gradients[0][1].count_nonzero() < 7  # some completions are clipped

@@ -473,6 +473,18 @@ def test_an_update_is_that_of_the_completions_whose_rewards_vary_most(loss_type,
     assert line[metrics.ADVANTAGE_STD] == pytest.approx((2 / 3) ** 0.5, abs=1e-5)  # of the 3 trained ones
 
 
+@pytest.mark.parametrize("packs", [True, False])
+def test_the_share_of_clipped_completions_is_of_those_that_are_trained_on(packs, ours):
+    def apart(completions, **columns):
+        return [float((i * i * 7 + 3) % 23) for i in range(len(completions))]
+
+    settings = {"importance_sampling_level": "sequence", "epsilon": 1e-6, "num_iterations": 2, "logging_steps": 1}
+    trainer = ours(apart, train_completions=2, loss_type="grpo", max_steps=2, pack_updates=packs, **settings)
+    trainer.train()
+    # The first update moves each completion in the direction of its advantage.
+    assert trainer.state.log_history[1]["clip_ratio/region_mean"] > 0.9
+
+
 @pytest.mark.parametrize("masks", [False, True])
 def test_a_stop_token_of_transformers_ends_a_completion_and_its_padding_is_not_trained_on(masks, ours, chars):
     stops = [token for token in range(42, 64) if token not in (49, 57)]  # these are end tokens of the model
