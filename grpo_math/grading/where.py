@@ -146,7 +146,11 @@ _SENTENCE = re.compile(
 _OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
 _CHANGING = rf"{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*"
 _CHANGED = re.compile(rf"(?:{START}(?:{_CHANGING}|(?:{MONTHS})\.?)|{_OUT_OF}|(?<=[=A-Za-z] )[-−])\s*\Z", re.IGNORECASE)
-_NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|or|not|but)\b")
+# Between two values, one of which is not meant.
+_OTHERWISE = re.compile(
+    rf"(?:{START}|(?=[\u0e00-\U0010ffff])){either('or', 'maybe')}|[/|~…∨]|\.\.\.|\\lor", re.IGNORECASE
+)
+_NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|not|but)\b|{either('or', 'maybe')}")
 _OR = re.compile(r"[,;]? (?:[^\W\d_]+ ){0,3}(?:or|otherwise|else) ")
 _JOINING = re.compile(
     r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
@@ -569,6 +573,15 @@ def _value_in_prose(text: str, behind: bool) -> str:
             if _PREDICATE.search(text, values[-2].end(), values[-1].start()) is None or _ALTERNATIVE.search(text):
                 return text
             chosen = values[-1]  # of "8 pens cost 12"
+    for one, two in pairwise(values):
+        apart = two.start() - one.end()
+        if (
+            chosen in (one, two)
+            and one.start() > equal
+            and apart < 40
+            and _OTHERWISE.search(text, one.end(), two.start())
+        ):
+            return text[one.start() :]
     value = chosen.group().rstrip(" .,;:!?*")
     if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
         before = values[-2]
