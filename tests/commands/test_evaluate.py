@@ -313,7 +313,7 @@ MODEL = ["--model", "embedded"]
         ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
         ([*MODEL, "--data", "gsm8k", "--tools", "pyhton"], "tools='pyhton' is not known: did you mean 'python'?"),
         ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
-        (["--compare", "damaged.json", "damaged.json"], "damaged.json cannot be read (KeyError: 'n')"),
+        (["--compare", "damaged.json", "damaged.json"], "damaged.json cannot be read (TypeError: "),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):

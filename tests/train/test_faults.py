@@ -1,5 +1,6 @@
 """What goes wrong in a run of the real training program: it goes on as if nothing had been, or ends with one line."""
 
+import os
 import signal
 import subprocess
 from unittest.mock import Mock
@@ -87,6 +88,13 @@ def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line,
 def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number, code, line, train, monkeypatch):
     monkeypatch.setattr("grpo_math.checks.check_model.check_weights", lambda _: signal.raise_signal(number))
     assert train() == (code, [line])
+
+
+def test_os_exit_0_in_training_is_no_success(train, monkeypatch):
+    monkeypatch.setattr(os, "_exit", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("grpo_math.checks.check_model.check_weights", lambda _: os._exit(0))
+    train()
+    os._exit.assert_called_once_with(1)
 
 
 # The disk
