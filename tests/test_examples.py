@@ -26,7 +26,7 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_script_with_an_environment_trains_and_evaluates_held_out_equations(tiny, tokenizer, tmp_path):
     model = shutil.copytree(tiny(), tmp_path / "model")
     tools = copy.deepcopy(tokenizer)
