@@ -13,13 +13,11 @@ from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing import scoring
 from grpo_math.packing.altered import model_state, runs_script
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import agree_on_all
 from grpo_math.system.user_functions import is_foreign
 from grpo_math.trainer import tiled_mlp
 from grpo_math.trainer.loss_settings import micro_batch_terms
-from grpo_math.trainer.meter import StepMeter
 
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
@@ -37,7 +35,6 @@ class RowScorer:
         self,
         trainer: "TrlTrainer",
         settings: "MathGRPOConfig",
-        meter: StepMeter,
         budget: TokenBudget,
         tokenizer: Any,
         has_images: bool,
@@ -45,7 +42,6 @@ class RowScorer:
     ) -> None:
         self.trainer = trainer
         self.settings = settings
-        self.meter = meter
         self.trl_scoring = trl_scoring
         self.budget = budget
         self.tokenizer = tokenizer
@@ -104,8 +100,7 @@ class RowScorer:
         All ranks call this.
         """
         if isinstance(rows[0], ServedTeacher):
-            with self.meter.phase(metrics.SECONDS_TEACHER):
-                return rows[0].gather_logps(*rows[1:4]), None, None
+            return rows[0].gather_logps(*rows[1:4]), None, None
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()

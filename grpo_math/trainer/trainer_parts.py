@@ -60,7 +60,7 @@ class Parts:
         # by dropping ``.grad``.
         single = ranks.num_processes == 1 and not trainer.is_deepspeed_enabled
         budget = TokenBudget(settings.max_tokens_per_micro_batch, is_single_process=single)
-        self.scorer = RowScorer(trainer, settings, self.meter, budget, trainer._tokenizer, trainer._is_vlm, trl_scoring)
+        self.scorer = RowScorer(trainer, settings, budget, trainer._tokenizer, trainer._is_vlm, trl_scoring)
         self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
@@ -79,9 +79,15 @@ class Parts:
         self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.grader)
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []
-        if engine:
-            # TRL syncs weights within generation. Without a separate phase, the sync would count as generation.
-            engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
+        # TRL syncs weights within generation, and a teacher on a server scores within scoring. Without separate phases,
+        # their seconds would count there.
+        timed = (
+            (engine, "sync_weights", metrics.SECONDS_SYNC),
+            (trainer.ref_model, "gather_logps", metrics.SECONDS_TEACHER),
+        )
+        for owner, method, phase in timed:
+            if hasattr(owner, method):
+                setattr(owner, method, self.meter.phase(phase)(getattr(owner, method)))
         named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": resampler}
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
         # The options of the optimizer before a checkpoint was loaded.
