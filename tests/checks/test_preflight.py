@@ -14,6 +14,7 @@ import yaml
 from small_http import AnsweringHTTP
 
 from grpo_math.checks import check_machine, check_services
+from grpo_math.checks.check_model import rendered
 from grpo_math.checks.check_rewards import summed
 from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
@@ -774,6 +775,14 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
     assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
     assert "secret" not in str(output)
+
+
+def test_the_tools_of_a_recipe_are_in_its_prompts(tmp_path):
+    from trl.chat_template_utils import qwen3_chat_template
+
+    made = setup("--tools", "python", "--prompt_template", "python")
+    vars(made)["tokenizer"] = tokenizer_of_words(tmp_path, template=qwen3_chat_template)
+    assert "<tools>" in rendered(made, made.problems.first(1))[0]
 
 
 def test_the_batch_is_that_of_the_processes_that_training_starts(tmp_path, server, monkeypatch):
