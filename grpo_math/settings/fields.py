@@ -109,7 +109,7 @@ def fields() -> dict[str, Field]:
         body = _classes(package, file)[name].body
         lines = [line for line in body if isinstance(line, ast.AnnAssign) and line.value is not None]
         by_name |= {ast.unparse(line.target): _theirs(line, enums) for line in lines}
-    by_name |= {one.name: _own(one) for kind in (TrainerFields, ProgramFields) for one in dataclasses.fields(kind)}
+    by_name |= {one.name: _declared(one) for kind in (TrainerFields, ProgramFields) for one in dataclasses.fields(kind)}
     return by_name | {name: by_name[name]._replace(default=default) for name, default in (OURS | COMPUTED).items()}
 
 
@@ -141,7 +141,7 @@ def _classes(package: str, file: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _own(one: dataclasses.Field[Any]) -> Field:
+def _declared(one: dataclasses.Field[Any]) -> Field:
     made: Any = one.default_factory
     default = made() if one.default is dataclasses.MISSING else one.default
     annotation = one.type.__name__ if type(one.type) is type else str(one.type)
