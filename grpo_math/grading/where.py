@@ -144,8 +144,18 @@ _SENTENCE = re.compile(
 )
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
 _OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
-_CHANGING = rf"{either('not')}(?:\s+\\?[^\W\d_]+){{0,2}}|{either('changes')}(?:\s+(?:of|the|an?)\b)*"
-_CHANGED = re.compile(rf"(?:{START}(?:{_CHANGING}|(?:{MONTHS})\.?)|{_OUT_OF}|(?<=[=A-Za-z] )[-−])\s*\Z", re.IGNORECASE)
+_NOTS, _CHANGES = (
+    tuple(whole_words(filter(kept, words(kind))) for kept in (str, str.isascii)) for kind in ("not", "changes")
+)
+# In any text, and in one of ASCII characters: fewer words take less time.
+_CHANGED, _CHANGED_ASCII = (
+    re.compile(
+        rf"(?:{START}(?:{no}(?:\s+\\?[^\W\d_]+){{0,2}}|{change}(?:\s+(?:of|the|an?)\b)*|(?:{MONTHS})\.?)|{_OUT_OF}"
+        r"|(?<=[=A-Za-z] )[-−])\s*\Z",
+        re.IGNORECASE,
+    )
+    for no, change in zip(_NOTS, _CHANGES, strict=True)
+)
 # Between two values, one of which is not meant.
 _OTHERWISE = re.compile(
     rf"(?:{START}|(?=[\u0e00-\U0010ffff])){either('or', 'maybe')}|[/|~…∨]|\.\.\.|\\lor", re.IGNORECASE
@@ -264,7 +274,7 @@ def with_points(gold: str, answer: str, completion: str) -> str:
     >>> with_points("7", "7,00", "7,00"), with_points("1250", "1.250", "Antwort: 1.250"), with_points("1, 2", "1,2", "")
     ('7.00', '1250', '1,2')
     """
-    if value(gold) is not None:
+    if _INDIAN.search(answer) and value(gold) is not None:
         answer = _INDIAN.sub(lambda number: number.group().replace(",", ""), answer)
     grouped, comma = _GROUPED.search(answer), _COMMA.search(answer)
     if not (grouped or comma) or value(gold) is None:
@@ -429,7 +439,7 @@ def _last_value(text: str) -> str:
     A question has none, and a remark such as "Some would say 5."
     """
     text = in_english(text)
-    if listed := _listed_parts(text):
+    if "b)" in text and (listed := _listed_parts(text)):
         return listed
     sentences = _sentences(text)
     if len(sentences) == 1:
@@ -525,7 +535,9 @@ def _value(text: str, behind: bool = False) -> str:
 
     Directly ``behind`` a label the first value is the answer.
     """
-    text = _NO_LATER.sub("", text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else "."))
+    text = text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else ".")
+    if "than" in text:
+        text = _NO_LATER.sub("", text)
     text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
     if cells := _ROW.fullmatch(text):
         text = cells[1].strip(_AROUND)
@@ -535,7 +547,7 @@ def _value(text: str, behind: bool = False) -> str:
         return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
     if _AFFIRMED.match(text):
         return text
-    if (compared := _COMPARED.search(text)) and _VALUED.search(text, 0, compared.start()):
+    if "than" in text and (compared := _COMPARED.search(text)) and _VALUED.search(text, 0, compared.start()):
         return _value(text[: compared.start()], behind)
     outside, _, inside = text.rpartition(" (")
     if outside and "=" in inside and inside.endswith(")"):  # 42 (since 6 * 7 = 42)
@@ -588,7 +600,7 @@ def _value_in_prose(text: str, behind: bool) -> str:
         if _OR.fullmatch(text, before.end(), chosen.start()) or _RANGE.search(text, 0, chosen.start()):
             return text[before.start() :]
     # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
-    changed = _CHANGED.search(text, max(0, chosen.start() - 60), chosen.start())
+    changed = (_CHANGED_ASCII if text.isascii() else _CHANGED).search(text, max(0, chosen.start() - 60), chosen.start())
     if _CHOICE.fullmatch(value) and not changed:
         return _choice(text, chosen)
     start = changed.start() if changed else chosen.start()

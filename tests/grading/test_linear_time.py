@@ -272,7 +272,7 @@ def longest(name):
 
 
 # Patterns that are searched only in so many characters before a place.
-WINDOWS = {"_VALUE_BEFORE": 60, "_NUMBER_BEFORE": 60, "_BETWEEN": 60, "_CHANGED": 60}
+WINDOWS = {"_VALUE_BEFORE": 60, "_NUMBER_BEFORE": 60, "_BETWEEN": 60, "_CHANGED": 60, "_CHANGED_ASCII": 60}
 # Patterns that are made in a function, and one of each.
 LETTER = re.compile(r"(?<![A-Za-z\\])n(?![A-Za-z])")
 BUILT = {

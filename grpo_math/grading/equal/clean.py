@@ -218,7 +218,7 @@ FORMS = [
         (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
         (r"\A\\text\s*\{\s*(Rs\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
         (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
-        (r"\\left\s*\||\\right\s*\.|\|\s*\.(?=-?\d)", "|"),
+        (r"\|\s*\.(?=-?\d)|\\left\s*\||\\right\s*\.", "|"),
         (
             r"\A(?:\\begin\s*\{cases\}|\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\})(?=[^&]*=[^&]*\\\\)"
             r"([^&]*?)[.,;]?\s*\\end\s*\{(?:cases|array)\}(?:\s*\.)?\Z",
@@ -249,6 +249,8 @@ FORMS = [
     )
 ]
 
+# For speed: the forms of a text without a command.
+PLAIN_FORMS = [(pattern, replacement) for pattern, replacement in FORMS if not pattern.pattern.startswith(r"\\")]
 
 # The words of a condition in cases.
 CONDITIONS = (
@@ -308,7 +310,7 @@ def _clean(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     text = CASES.sub(_pairs, text)
     text = spelled.digits(spelled.ordinal(_without_parenthesis(text.strip())))
-    for pattern, replacement in FORMS:
+    for pattern, replacement in FORMS if "\\" in text else PLAIN_FORMS:
         text = pattern.sub(replacement, text)
     text = text.strip()
     if integer := INTEGER.search(text):

@@ -212,7 +212,10 @@ def amount(text: str, primes: dict[str, str]) -> Amount | None:
 def _same_amount(gold: str, answer: str) -> Comparison:
     """Compare two sums of amounts. The answer may be a number of the first unit. 2:12 may be 2 hours 12 minutes."""
     for primes in (ANGLES, FEET):
-        one, two = amount(gold, primes), amount(answer, primes)
+        one = amount(gold, primes)
+        if one is None and CLOCK.fullmatch(gold) is None:  # most answers
+            return UNDECIDED
+        two = amount(answer, primes)
         if one and two and one.base == two.base:
             return compared(one.total == two.total)
     for whole, other in ((one, answer), (two, gold)):
@@ -226,12 +229,13 @@ def _same_amount(gold: str, answer: str) -> Comparison:
 
 def _same_counts(gold: str, answer: str) -> Comparison:
     """Compare counts of several things, as in "13 apples and 7 pears". The answer may leave out their names."""
-    one, two = (re.split(r",? and | ?, ?", text) for text in (gold, answer))
+    separators = r",? and | ?, ?"
+    one = re.split(separators, gold)
     counts = [COUNT.fullmatch(part) for part in one]
     if len(counts) < 2 or not all(counts):
         return UNDECIDED
-    named = all(map(COUNT.fullmatch, two))
-    if named:
+    two = re.split(separators, answer)
+    if all(map(COUNT.fullmatch, two)):
         return compared(sorted(one) == sorted(two))
     return compared(two == [count[1] for count in counts if count]) if all(map(NUMBER.fullmatch, two)) else UNDECIDED
 
