@@ -57,7 +57,10 @@ class Loss(GRPOConfig):
         ),
     )
     train_completions: int = setting(
-        0, "Train on this many completions of each prompt: those whose rewards vary most (PODS); 0: on all.", ge=0
+        0,
+        "Train on this many completions of each prompt: those whose rewards vary most (PODS); 0: on all.",
+        ge=0,
+        shapes_rollout=True,
     )
     k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.", ge=2)
     advantage_eps: float = setting(

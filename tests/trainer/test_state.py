@@ -25,6 +25,7 @@ RUN = {
     "steps_per_generation": 4,
     "gradient_accumulation_steps": 2,
     "resample_groups": 1,
+    "train_completions": 3,
     "max_steps": 6,
     "logging_steps": 2,
     "save_strategy": "steps",
@@ -257,8 +258,8 @@ def test_a_rollout_that_is_sampled_again_ends_with_its_prompts(ours, tmp_path):
     assert sampled == [prompts[:4], prompts[4:8]]
 
 
-@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}])
-def test_with_a_term_of_whole_micro_batches_a_rollout_that_was_split_is_sampled_again(settings, ours):
+@pytest.mark.parametrize("settings", [{"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}, {"train_completions": 2}])
+def test_a_rollout_that_was_made_or_split_for_other_settings_is_sampled_again(settings, ours):
     trainer = ours(drawn, ROWS, **{**RUN, "max_steps": 1, "save_strategy": "no"})
     trainer.train()
     held = trainer.grpo_math.run.state_dict()
