@@ -104,7 +104,11 @@ def weights(model: Any) -> Tensor:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """Return the length of the difference as a share of the length of ``b``."""
+    """Return the length of the difference as a share of the length of ``b``.
+
+    >>> relative(torch.tensor([0.5]), torch.tensor([0.25]))
+    1.0
+    """
     return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
 
