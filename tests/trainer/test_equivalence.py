@@ -100,14 +100,25 @@ TORN = {**SMALL, "num_iterations": 2}
 # The entropy of the third step is above the target.
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef_delta": 0.05, "entropy_target": 4.495}
 ADAPTIVE |= {"entropy_coef": 0.1, "top_entropy_quantile": 0.5}
-# The rewards, the settings of both trainers, and those of ours alone. selftest.py has more, which
-# commands/test_selftest.py runs.
+# The rewards, the settings of both trainers, and those of ours alone.
 RUNS = {
     "defaults": (letters, {}, {}),
     "a plain GRPOConfig": (letters, {}, {"config_class": GRPOConfig}),
+    "two updates a rollout, with kl": (
+        letters,
+        {"num_iterations": 2, "gradient_accumulation_steps": 2, "beta": 0.1},
+        {},
+    ),
+    "rollouts older than the policy": (letters, {"steps_per_generation": 4, "gradient_accumulation_steps": 2}, {}),
     "grpo": (sparse, {"loss_type": "grpo"}, {}),
+    "bnpo, accumulated": (letters, {"loss_type": "bnpo", "gradient_accumulation_steps": 2}, {}),
+    "dr_grpo": (letters, {"loss_type": "dr_grpo", "scale_rewards": "none"}, {}),
+    "cispo": (letters, {"loss_type": "cispo", "num_iterations": 2}, {}),
+    "luspo by sequence": (letters, {"loss_type": "luspo", "importance_sampling_level": "sequence"}, {}),
     "sapo": (sparse, {"loss_type": "sapo"}, {}),
+    "entropy bonus": (letters, {"entropy_coef": 0.01}, {}),
     "adaptive entropy bonus, high-entropy tokens": (letters, ADAPTIVE, {}),
+    "truncated completions masked": (letters, {"mask_truncated_completions": True}, {}),
     "batch deviation": (sparse, {"scale_rewards": "batch"}, {}),
     "groups torn over small micro-batches": (letters, {**SMALL, "beta": 0.1}, {}),
     "grpo in small micro-batches, MLP in tiles": (
@@ -122,6 +133,7 @@ RUNS = {
     "all rows in one pass": (letters, {**TORN, "loss_type": "dr_grpo"}, {"max_tokens_per_micro_batch": 10_000}),
     "LoRA, with kl": (letters, {**TORN, **LORA, "beta": 0.5}, {}),
     "LoRA, not packed": (letters, LORA, {"pack_updates": False}),
+    "grpo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "grpo"}, {}),
     "vespo, sampled by a vLLM": (letters, {**SMALL, "loss_type": "vespo"}, {}),
     "a surrogate of a user, sampled by a vLLM": (letters, SMALL, {"surrogate": "small_trainers:clip"}),
     "a surrogate of a user": (letters, {"num_iterations": 3, "beta": 0.1}, {"surrogate": "small_trainers:clip"}),
