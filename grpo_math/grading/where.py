@@ -156,6 +156,7 @@ _CHANGED, _CHANGED_ASCII = (
     )
     for no, change in zip(_NOTS, _CHANGES, strict=True)
 )
+_SO = re.compile(r"\b(?:so|then|thus|hence|therefore)\b")
 # Between two values, one of which is not meant.
 _OTHERWISE = re.compile(
     rf"(?:{START}|(?=[\u0e00-\U0010ffff])){either('or', 'maybe')}|[/|~…∨]|\.\.\.|\\lor", re.IGNORECASE
@@ -586,13 +587,9 @@ def _value_in_prose(text: str, behind: bool) -> str:
                 return text
             chosen = values[-1]  # of "8 pens cost 12"
     for one, two in pairwise(values):
-        apart = two.start() - one.end()
-        if (
-            chosen in (one, two)
-            and one.start() > equal
-            and apart < 40
-            and _OTHERWISE.search(text, one.end(), two.start())
-        ):
+        near = chosen in (one, two) and one.start() > equal and two.start() - one.end() < 40
+        between = text[one.end() : two.start()] if near else ""
+        if _OTHERWISE.search(between) and not _SO.search(between):
             return text[one.start() :]
     value = chosen.group().rstrip(" .,;:!?*")
     if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
