@@ -1,10 +1,14 @@
 """The reward `reasoning_gym`: the score of the package reasoning-gym, which accepts each right answer of a problem.
 
 Some generators of the package evaluate an answer as Python. So an answer is scored by a program of the Python tool, in
-its sandbox (tools/sandbox.py).
+its sandbox (tools/sandbox.py). An answer that could reach more than numbers gets 0: next to the generator's code it
+could change the score.
 """
 
+import builtins
+import re
 import secrets
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -16,6 +20,10 @@ from grpo_math.tools import PythonLimits, call
 from grpo_math.tools.server import PACKAGES
 
 COLUMN = "reasoning_gym"
+# The builtin names of Python that an expression of mathematics has.
+MATHEMATICAL = {"abs", "max", "min", "pow", "round", "sum", "int", "float", "complex", "divmod", "all", "any"}
+BUILTINS = {*dir(builtins)} - MATHEMATICAL
+ATTRIBUTE = re.compile(r"\.\s*[^\W\d]|__")
 PROGRAM = """
 import base64, pickle, reasoning_gym
 name, parameters, entry = pickle.loads(base64.b64decode({entry!r}))
@@ -39,6 +47,8 @@ def reasoning_gym(prompts: Prompts, completions: Completions, **columns: Any) ->
 def _score(right: float | None, answer: str | None, entry: str) -> float:
     if right == 1.0 or answer is None:
         return right or 0.0
+    if _calls_python(answer):
+        return 0.0
     # The answer cannot print a score: it does not know the secret.
     secret = secrets.token_hex(16)
     program = PROGRAM.format(entry=entry, secret=secret, answer=answer)
@@ -47,3 +57,14 @@ def _score(right: float | None, answer: str | None, entry: str) -> float:
     with suppress(ValueError):
         return float(score) if found else 0.0
     return 0.0
+
+
+def _calls_python(answer: str) -> bool:
+    """Return True for an answer with a call of Python: an expression of mathematics has no attribute and few builtins.
+
+    >>> [_calls_python(answer) for answer in ("2*(3 + 4)", "sin(x)**2", "max(1, 2)", "print(1)", "(x.real)", "[id, 1]")]
+    [False, False, False, True, True, False]
+    """
+    # Python reads other letters of a name as these, such as the wide ones.
+    text = unicodedata.normalize("NFKC", answer)
+    return "(" in text and bool(ATTRIBUTE.search(text) or BUILTINS.intersection(re.findall(r"\w+", text)))

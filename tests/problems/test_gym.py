@@ -30,6 +30,8 @@ def create_dataset(name, size=500, seed=0, **parameters):
     return Sums(size, seed, **parameters)
 """
 
+CONSTANTS = "[c for c in __import__('sys')._getframe(2).f_code.co_consts if len(str(c)) == 32]"
+
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
@@ -107,7 +109,10 @@ def test_each_right_answer_is_paid_and_an_answer_is_evaluated_in_the_sandbox_onl
         "28+": 0.0,  # no Python
         f"open('{touched}', 'w')": 0.0,
         "print(1.0) or exit()": 0.0,
+        "\uff50rint(1.0) or \uff45xit()": 0.0,
         "print(28, flush=True) or __import__('os')._exit(0)": 0.0,
+        # The secret is a constant of the program that scores.
+        f"print({CONSTANTS}[0] + ' 1.0', flush=True) or __import__('os')._exit(0)": 0.0,
     }
     columns = {name: [row[name]] * (len(answers) + 1) for name in ("answer", "answer_format", "reasoning_gym")}
     completions = [*(rf"\boxed{{{answer}}}" for answer in answers), "I do not know."]
