@@ -312,6 +312,8 @@ def without_list(gold: str) -> str:
             answers = ast.literal_eval(gold.strip())
             if isinstance(answers, dict):
                 final = next((answers[name] for name in ("answer", "final_answer") if name in answers), None)
+                if final is None and not all(isinstance(one, str | int | float) for one in answers.values()):
+                    return gold  # the tests of a program
                 answers = [f"{name} = {one}" for name, one in answers.items()] if final is None else [final]
             return ", ".join(gold_answer(str(one)) for one in answers)
     return gold

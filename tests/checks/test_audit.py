@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from grpo_math.checks.audit import repeated
 from grpo_math.checks.row_kinds import faults, habits
 from grpo_math.cli import main
 from grpo_math.grading import grade
@@ -36,7 +37,7 @@ FAULTS = {
     "gold answers that are code objects": [
         ("What is it?", "<function solve at 0x7f2d3c>"),
         ("What is half?", "Fraction(1, 2)"),
-        ("What is in it?", "{'answer': 3}"),
+        ("What is in it?", "{'parts': [3]}"),
         ("Which inputs?", '{"inputs": ["3"], "outputs": ["4"]}'),
     ],
     "no gold answer": [
@@ -155,6 +156,11 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
     assert audited(capsys)[0] == 0
 
 
+def test_the_numbers_and_the_answer_of_another_problem_in_other_words_are_no_repetition():
+    problems = ("Ada has 3 pens and 1 ruler. How many things?", "A dog is 3 and a cat is 1. How old are both?")
+    assert [*repeated([{"problem": problem, "answer": "4", "line": 1} for problem in problems])] == []
+
+
 def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(here, capsys):
     odd = ["R$ 17,36", "1.234,50 €", "Es sind 93 Äpfel.", "93 Äpfel", "17,36 zł", "65.990 €"]
     chinese = ("小明有十二个苹果，他给了小红五个，还剩多少个苹果？", "7")
@@ -163,13 +169,9 @@ def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(h
     lines = {one["kind"]: (one["lines"], one["left_out"]) for one in result["faults"]}
     first = len(GOOD) + 1
     assert lines == {
-        "gold answers that are correct only in their own text": (
-            [*range(first, first + 3), first + 4, first + 5],
-            False,
-        ),
+        "gold answers that are correct only in their own text": ([first, first + 1, first + 4, first + 5], False),
         "problems in another language than the others": ([first + 6], False),
         "gold answers in prose, which nobody can match": ([first + 2], True),
-        "gold answers that are not correct against themselves": ([first + 2], True),
         "gold answers that are not correct against their number": ([first + 5], True),
     }
     assert (code, result["left_out"]) == (0, 1)
