@@ -126,8 +126,9 @@ LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 # "A: 42" at the start of a line, and a heading.
 _LINE_LABEL = (
-    r"(?:^|(?<=\n))(?:[ \t>#*]*(?-i:A|Ans)\**\s*:\**"
-    r"|[ \t>]*(?:#|\*\*)[#* \t]*(?:(?:the )?(?:final )?answer|(?:最終的な)?(?:答え|回答|解答))[*: \t]*(?=\n))"
+    r"(?:^|(?<=\n))(?:[ \t>#*]{0,20}(?-i:A|Ans)\*{0,3}\s{0,9}:\*{0,3}"
+    r"|[ \t>]{0,9}(?:#|\*\*)[#* \t]{0,20}(?:(?:the )?(?:final )?answer|(?:最終的な)?(?:答え|回答|解答))"
+    r"[*: \t]{0,9}(?=\n))"
 )
 # What may stand between a label and its value. The look-ahead is for speed.
 _BEFORE_VALUE = re.compile(rf"(?:[\s:=】\]*]|[–—-]\s|(?=[^\W\d_]){either('harmless')})*", re.IGNORECASE)
