@@ -101,4 +101,4 @@ def listed(data: str) -> list[str]:
     >>> listed("gsm8k, owner/name:main")
     ['gsm8k', 'owner/name:main']
     """
-    return [part.strip() for part in re.split(r",(?![^{}]*\})", data)]
+    return [part.strip() for part in re.split(r",(?![^{}]{0,500}\})", data)]
