@@ -65,7 +65,7 @@ COLUMN = "bare_answer"  # of --bare_numbers
 
 
 Row = Mapping[str, Any]  # problem, answer, and line
-# A fault of the row on this line. Its check is the kind, and its message shows the row.
+# A line and its fault: the check is the kind, the message shows the row.
 Fault = tuple[int, Finding]
 
 
@@ -93,7 +93,7 @@ def audit(
     bare = {row["line"]: plain(row["answer"], commas) for row in rows} if bare_numbers else {}
     faults += bare_faults(rows, bare)
     faults.sort(key=itemgetter(0))
-    # A number in a column of its own replaces the words.
+    # A number in the new column replaces the words.
     mended = {row["line"] for row in rows if bare[row["line"]] != row["answer"]} if bare else set()
     left_out = [
         (line, one)
@@ -278,7 +278,7 @@ def most_common(golds: Sequence[object]) -> dict[str, Any] | None:
 def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:
     """Write the rows without a fault of ``left_out``, and the others with lines and reasons. Return the files' names.
 
-    ``bare`` has a plain number for the gold answers of some lines, which is written in a column of its own.
+    ``bare`` has a plain number for the gold answers of some lines, which is written in a new column.
     """
     reasons: dict[int, list[str]] = {}
     for line, fault in left_out:

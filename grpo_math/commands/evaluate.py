@@ -164,7 +164,7 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
                 # The files of a run have the same names for each set, so that each set needs its own folder.
                 of_set = name if split in SAME else f"{name}_{split}"
                 output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
-                how: dict[str, Any] = {"about": {"data": name, "split": split}, "output": output}
+                how: dict[str, Any] = {"extra_settings": {"data": name, "split": split}, "output": output}
                 how |= {"tools": box, "grade_timeout": run.grade_timeout}
                 sides[side][name] = evaluate_engine(engine, rows, sampling, run.request, contamination=overlap, **how)
                 if args.probe:

@@ -40,7 +40,7 @@ def evaluate_engine(
     sampling: Sampling,
     request: Request = DEFAULT_REQUEST,
     *,
-    about: Mapping[str, Any] | None = None,
+    extra_settings: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     tools: Toolbox | None = None,
     grade_timeout: float | None = None,
@@ -55,14 +55,14 @@ def evaluate_engine(
     evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The evaluation of a
     model in memory starts again, because the model has no name to compare.
 
-    ``about`` adds settings, ``contamination`` the result of `contamination.overlap`. ``grade_timeout`` None: the time
-    limit of the grader. ``grades`` replaces the grader. ``progress``: show a bar.
+    ``extra_settings`` are stored, too. ``contamination``: what `contamination.overlap` returns. ``grade_timeout`` None:
+    the time limit of the grader. ``grades`` replaces the grader. ``progress``: show a bar.
     """
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     sampling = replace(sampling, batch_size=max(sampling.batch_size, engine.min_batch_size))
     _check(engine, problems, tools, request)
-    settings = {**(about or {}), **_settings(engine, problems, sampling, request, tools)}
+    settings = {**(extra_settings or {}), **_settings(engine, problems, sampling, request, tools)}
     if engine.named and output is not None:
         settings |= engine.files_identity(request)
     file = None if output is None else results_file(Path(output), settings)

@@ -54,7 +54,7 @@ def evaluate(
     """
     rows = evaluation_rows(problems)
     box = tools if isinstance(tools, Toolbox) else toolbox(tools)
-    how: dict[str, Any] = {"about": extra, "progress": progress}
+    how: dict[str, Any] = {"extra_settings": extra, "progress": progress}
     if not hasattr(model, "accelerator"):
         with Model(model, adapter, Backend(backend, server), tokenizer) as engine:
             how |= {"tools": box, "grade_timeout": grade_timeout, "output": output}

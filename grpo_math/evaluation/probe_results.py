@@ -79,12 +79,12 @@ class Memory(NamedTuple):
         return Finding("warning", message, remedy, "known_by_heart") if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.finding
+        finding = self.finding
         shares = {
             name: {side: {"n": one.n, "share": one.value, "ci95": one.ci95} for side, one in sides.items()}
             for name, sides in self._asdict().items()
         }
-        return {**shares, "finding": found and found.message, "remedy": found and found.remedy}
+        return {**shares, "finding": finding and finding.message, "remedy": finding and finding.remedy}
 
 
 class Seeds(NamedTuple):

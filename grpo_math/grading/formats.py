@@ -137,7 +137,7 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
 
 
 def _has_only_a_unit(answer: str, gold: str) -> bool:
-    """Return True if the words behind a number are measures or words of the gold answer: no sentence goes on there.
+    """Return True if the words behind a number are measures or words of the gold answer, not a sentence's rest.
 
     >>> [_has_only_a_unit(text, "5 apples") for text in ("5 cm^2", "5 apples", "5 is wrong", "5 dozen", "5 人", "5")]
     [True, True, False, False, False, True]

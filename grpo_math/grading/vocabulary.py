@@ -56,7 +56,7 @@ def whole_words(listed: Iterable[str]) -> str:
     for word in sorted(listed, key=len, reverse=True):
         pattern = re.escape(word).replace(r"\ ", r"\s")
         pattern = f"(?-i:{pattern})" if len(word) == 1 else pattern  # "a" is a word, and A a choice
-        # A word of a script with spaces ends here. Its last sign may be a mark, as in Bengali.
+        # A word of a script with spaces ends here, also after a mark, as in Bengali.
         ends = word[-1] < _SPACED and (word[-1].isalpha() or not word[-1].isascii())
         patterns.append(pattern + (r"(?![^\W\d_])" if ends else ""))
     return f"(?:{'|'.join(patterns) or '(?!)'})"

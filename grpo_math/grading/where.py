@@ -130,7 +130,7 @@ _LINE_LABEL = (
     r"|[ \t>]{0,9}(?:#|\*\*)[#* \t]{0,20}(?:(?:the )?(?:final )?answer|(?:最終的な)?(?:答え|回答|解答))"
     r"[*: \t]{0,9}(?=\n))"
 )
-# What may stand between a label and its value. The look-ahead is for speed.
+# Text between a label and its value. The look-ahead is for speed.
 _BEFORE_VALUE = re.compile(rf"(?:[\s:=】\]*]|[–—-]\s|(?=[^\W\d_]){either('harmless')})*", re.IGNORECASE)
 _COPULA = re.compile(r"[:=]|\b(?:is|are)\b", re.IGNORECASE)
 # A remark is not an answer.
@@ -178,7 +178,7 @@ _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
 _PREDICATE = re.compile(rf"{START}{either('is')}(?:\s+[^\W\d_]+)?\s*[$€£¥₹]?\Z", re.IGNORECASE)
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
-# The rest of the sentence describes the value, unless a clause of its own has another: "12 dollars to buy 5, so 5".
+# The rest of the sentence describes the value, unless another clause has another value: "12 dollars to buy 5, so 5".
 _PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b|\b(?:for|in) \Z")
 _NEW_CLAUSE = re.compile(
     r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not)\b|, (?:or|it|that|this|giving|leaving|making)\b"
@@ -187,7 +187,7 @@ _NEW_CLAUSE = re.compile(
 _UNSOLVED = re.compile(
     r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{0,40}(?:[-−+*/] ?\S{1,9}|\d[a-z]) ?\Z"
 )
-_MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # "-5x" goes on: "- 3"
+_MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # more terms: "- 3" behind "-5x"
 _NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
 _NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
 _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")

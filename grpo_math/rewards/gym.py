@@ -53,9 +53,9 @@ def _score(right: float | None, answer: str | None, entry: str) -> float:
     secret = secrets.token_hex(16)
     program = PROGRAM.format(entry=entry, secret=secret, answer=answer)
     printed = call(program, PythonLimits(), (*PACKAGES, COLUMN))
-    _, found, score = printed.rpartition(f"{secret} ")
+    _, marker, score = printed.rpartition(f"{secret} ")
     with suppress(ValueError):
-        return float(score) if found else 0.0
+        return float(score) if marker else 0.0
     return 0.0
 
 

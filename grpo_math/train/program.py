@@ -351,7 +351,7 @@ class TrainingRun:
                 one.rows,
                 Sampling(samples, temperature, request.max_new_tokens),
                 request,
-                about={"data": one.data, "split": one.split},
+                extra_settings={"data": one.data, "split": one.split},
                 tools=self.tools,
                 grade_timeout=self.config.grade_timeout,
                 contamination=self.setup.problems.overlap,

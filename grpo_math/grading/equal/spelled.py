@@ -44,13 +44,13 @@ _ORDINAL = re.compile(
 
 
 def ordinal(text: str) -> str:
-    """Return an ordinal in words as its number, and any other text as it is.
+    """Return the number of an ordinal in words. Any other text is returned unchanged.
 
     >>> ordinal("third"), ordinal("the Twenty-first"), ordinal("a third")
     ('3', '21', 'a third')
     """
-    place = _ORDINAL.fullmatch(text)
-    return str(TENS.get((place[1] or "").lower(), 0) + _ORDINALS[place[2].lower()]) if place else text
+    match = _ORDINAL.fullmatch(text)
+    return str(TENS.get((match[1] or "").lower(), 0) + _ORDINALS[match[2].lower()]) if match else text
 
 
 def digits(text: str) -> str:

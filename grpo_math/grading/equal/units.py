@@ -46,7 +46,7 @@ for _symbol, *_names in (line.split() for line in _METRIC if line):
         _TABLE |= dict.fromkeys(
             [_mark + _symbol, *(_prefix + name for name in _names if len(name) > 2)], _mark + _symbol
         )
-# What a measure is made of: its size in the measures of another. A prefix is a power of ten.
+# A measure -> its size in other measures. A prefix is a power of ten.
 _SIZES: dict[str, tuple[int | Fraction, Unit]] = {
     "N": (1, {"kg": 1, "m": 1, "s": -2}), "J": (1, {"N": 1, "m": 1}), "W": (1, {"J": 1, "s": -1}),
     "Pa": (1, {"N": 1, "m": -2}), "V": (1, {"W": 1, "A": -1}), "Ω": (1, {"V": 1, "A": -1}), "Hz": (1, {"s": -1}),

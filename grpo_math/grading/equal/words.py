@@ -47,7 +47,7 @@ LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
 )
-# Behind a choice: what joins or denies it, or a second choice with a mark of its own. Other text is that of the option.
+# Behind a choice: what joins or denies it, or a second marked choice. Other text belongs to the option.
 _JOINED = (
     r"(?:or|and|nor|not(?: right| correct| true| \(?[A-J]|\W*\Z)|but|is|isn't|maybe|perhaps|etc|to [A-J])\b"
     r"|[,;/&|=<>]|[A-HJ]\s*(?:[,/&]|\Z)|\\[a-z]+[A-J]"
