@@ -77,7 +77,7 @@ class Check(NamedTuple):
     ``expected`` names what is compared.
     """
 
-    what: str
+    name: str
     expected: str
     limit: float
     measure: Callable[[], float | tuple[float, str]]

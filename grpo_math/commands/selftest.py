@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Answer:
     trains = True
     with tempfile.TemporaryDirectory() as folder, _without_warnings(), transformers_bars(0):
         for check in checks(folder, args.vllm):
-            if args.only not in check.what or not (trains or "training" not in check.what):
+            if args.only not in check.name or not (trains or "training" not in check.name):
                 continue
             started, measured, note = time.perf_counter(), math.inf, ""
             try:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> Answer:
             except Exception as error:
                 note = f"{type(error).__name__}: {first_line(error)}"
             row = {
-                "what": check.what,
+                "what": check.name,
                 "expected": check.expected,
                 "limit": check.limit,
                 "measured": measured if math.isfinite(measured) else None,
