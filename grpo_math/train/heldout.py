@@ -1,6 +1,8 @@
 """The metrics of the held-out sets that a run evaluates during training, under transformers' names."""
 
 from grpo_math.evaluation.evaluation import Evaluation
+from grpo_math.evaluation.paired import compare
+from grpo_math.evaluation.tables import points
 from grpo_math.run import metrics
 
 
@@ -23,3 +25,21 @@ def heldout_metrics(name: str, evaluation: Evaluation) -> dict[str, float]:
         values[label] = share.value
         values[f"{label}_ci95_low"], values[f"{label}_ci95_high"] = share.ci95
     return {f"{metrics.EVAL_PREFIX}{name}_{figure}": value for figure, value in values.items()}
+
+
+def best_and_last(best: Evaluation, last: Evaluation, step: int) -> str:
+    """Return a line: do the best checkpoint and the last weights differ, by the paired test?
+
+    >>> from grpo_math.evaluation.summary import Record, summarize
+    >>> def right(n: int) -> Evaluation:
+    ...     records = [Record(i, category="correct" if i < n else "wrong_answer") for i in range(40)]
+    ...     return Evaluation({"samples": 1}, summarize(records), records)
+    >>> best_and_last(right(2), right(0), 7)
+    'best     checkpoint-7: +5.0 points [...] against the last weights, on 40 problems ...: they do not differ clearly'
+    >>> best_and_last(right(0), right(30), 7)
+    'best     checkpoint-7: -75.0 points [...] against the last weights, on 40 problems ...: they differ'
+    """
+    accuracy = compare(last, best).accuracy
+    verdict = "they differ" if accuracy.lo > 0 or accuracy.hi < 0 else "they do not differ clearly"
+    difference = f"{points(accuracy)} against the last weights"
+    return f"best     checkpoint-{step}: {difference}, on {accuracy.n} problems that did not choose it: {verdict}"

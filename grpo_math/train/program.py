@@ -311,7 +311,7 @@ class TrainingRun:
         if name == "before" and self.config.resume_from_checkpoint and broadcast_from_main(file.exists):
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
-        evaluation = self.score(whole)
+        self.last_evaluation = evaluation = self.score(whole)
         adapter = str(self.target) if name == "after" and self.settings.model.use_peft else None
         if self.is_main:
             write(replace(evaluation, settings={**evaluation.settings, "adapter": adapter}), file)
@@ -336,8 +336,25 @@ class TrainingRun:
         """Save the weights, evaluate after training, and record that the run is finished."""
         self.writer.save_weights(self.target)
         self.evaluate("after")
+        self.compare_best()
         if self.is_main:
             self.writer.write_finished(weights=self.target.name)
+
+    def compare_best(self) -> None:
+        """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""
+        state, plan = self.trainer.state, self.setup.problems.evaluation
+        best = state.best_global_step if self.run.keep_best else None
+        # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
+        if best is None or best == state.global_step or self.config.load_best_model_at_end:
+            return
+        # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
+        line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
+        chose, whole = {row["problem"] for one in plan.during for row in one.rows}, plan.before_and_after
+        if whole and not chose & {row["problem"] for row in whole.rows}:
+            self.trainer._load_best_model()
+            line = heldout.best_and_last(self.score(whole), self.last_evaluation, best)
+        if self.is_main:
+            print(line)
 
     # Methods that the steps above share
 

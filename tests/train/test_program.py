@@ -16,8 +16,9 @@ from small_trainers import RUN
 
 from grpo_math.checks.preflight import CHECKS, EARLY
 from grpo_math.errors import UserError
+from grpo_math.evaluation import evaluator
 from grpo_math.evaluation.paired import SAME
-from grpo_math.grading import Verdict
+from grpo_math.grading import Verdict, grade_batch
 from grpo_math.problems.from_recipe import EvaluationPlan, HeldOutSet
 from grpo_math.run import checkpoints, metrics
 from grpo_math.settings.accelerate import deepspeed_config
@@ -87,8 +88,17 @@ def test_a_dry_run_does_what_comes_before_the_first_step_and_changes_no_file(tra
     assert train(*LORA, "--beta=0.5", "--dry_run")[0] == 2  # another run's settings
 
 
-def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(train, small, tmp_path, caplog):
+def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoint(
+    train, small, tmp_path, monkeypatch, caplog
+):
     run_dir = tmp_path / "run"
+
+    def graded(*batch, **settings):
+        grades = grade_batch(*batch, **settings)
+        right = (run_dir / "after.json").exists()  # what follows is the evaluation of the best checkpoint
+        return [grade._replace(verdict=Verdict.CORRECT) for grade in grades] if right else grades
+
+    monkeypatch.setattr(evaluator, "grade_batch", graded)
     code, lines = train(*LORA, "--hub_token=hf_secret", "--no_cuda", report=True)
     assert code == 0
     assert "warning: no_cuda is now use_cpu: rename the field" in lines
@@ -96,6 +106,10 @@ def test_a_run_leaves_its_settings_its_history_its_results_and_its_best_checkpoi
     assert os.environ["HF_TOKEN"] == "hf_secret"
     threads = f"threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)"
     assert f"2 prompts x 2 completions = 4 = 1 CPU process x 4 rows x 1 step; {threads}" in lines
+    assert (
+        "best     checkpoint-1: +100.0 points [-20.5, +100.0] against the last weights, on 4 problems that did not "
+        "choose it: they do not differ clearly"
+    ) in lines
     assert [line for line in lines if " of 3: " in line] == [
         "1 of 3: evaluating before training",
         "2 of 3: training",
@@ -142,6 +156,7 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
     of_default = {"step", "epoch", *(promised({"heldout"}) - promised(set()))}
     for line in (line for line in history(run_dir) if metrics.LOSS not in line):
         assert {name for name in line if not name.startswith("eval_generated_sums_")} == of_default
+    assert "against the last weights, on 128 problems that did not choose it" in lines
     assert (run_dir / "model/model.safetensors").exists()
     assert "adapter" not in json.loads((run_dir / "after.json").read_text())["rows"][0]
 
@@ -149,8 +164,18 @@ def test_without_a_word_128_problems_are_evaluated_and_the_table_of_metrics_name
 def test_only_the_main_process_looks_for_the_evaluation_before_training(monkeypatch, tmp_path):
     monkeypatch.setattr("grpo_math.train.program.broadcast_from_main", lambda call: True)  # its file is not here
     run = started(tmp_path, EvaluationPlan(ONE, [], None), resume_from_checkpoint="checkpoint-1")
-    monkeypatch.setattr(run, "score", None)
-    run.evaluate("before")
+    run.evaluate("before")  # without a model, which an evaluation would need
+    assert not hasattr(run, "last_evaluation")
+
+
+@pytest.mark.parametrize("whole", [None, ONE])
+def test_the_best_checkpoint_is_not_compared_on_problems_that_chose_it(whole, tmp_path, capsys):
+    run = started(tmp_path, EvaluationPlan(whole, [ONE], None), load_best_model_at_end=False)
+    run.trainer, run.is_main = SimpleNamespace(state=SimpleNamespace(global_step=4, best_global_step=2)), True
+    run.compare_best()
+    assert capsys.readouterr().out == (
+        "best     checkpoint-2, not compared: no held-out problem is left that did not choose it\n"
+    )
 
 
 @pytest.mark.parametrize(
