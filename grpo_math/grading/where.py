@@ -175,7 +175,7 @@ _COMPARED = re.compile(
 )
 _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
 # The value behind "is" in a sentence: "8 pens cost 12".
-_PREDICATE = re.compile(rf"{START}{either('is')}(?:\s+[^\W\d_]+)?\s*[$€£¥₹]?\Z", re.IGNORECASE)
+_PREDICATE = re.compile(rf"{START}{either('is')}(?:\s{{1,9}}[^\W\d_]{{1,30}})?\s{{0,9}}[$€£¥₹]?\Z", re.IGNORECASE)
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 _RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
 # The rest of the sentence describes the value, unless another clause has another value: "12 dollars to buy 5, so 5".

@@ -19,6 +19,7 @@ from accelerate import PartialState
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from small_runs import history
+from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
 from grpo_math.report import finish
@@ -167,9 +168,9 @@ SETS = [{"data": "generated:products", "n": 8}, {"data": "generated:sums", "n": 
 
 
 @pytest.mark.full
-def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_and_its_metrics(tiny, server, tmp_path):
+def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_and_its_metrics(tiny, tmp_path):
     """Evaluated by a stand-in for vLLM, and killed as the best checkpoint is named, in the middle of a rollout."""
-    asked = []
+    asked, server = [], SmallVLLM(tiny())
     server.sampling = lambda body: asked.append(body) if "seed" in body and body["n"] == 1 else None
     settings = {
         **SERVED,
@@ -202,6 +203,7 @@ def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_a
         assert json.loads((run_dir / checkpoints.BEST).read_text()) == best
         assert [step for step, _ in checkpoints.checkpoints(run_dir)] == [4, best["step"]]
         assert (run_dir / "heldout-0.jsonl").read_text() == (run_dir / "heldout-1.jsonl").read_text()
+    server.stop()
 
 
 @pytest.mark.full
