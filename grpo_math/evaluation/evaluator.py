@@ -71,15 +71,19 @@ def evaluate_engine(
     known = stored(journal, settings) if journal else []
     grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
     answer = partial(_answer, engine, sampling, request, tools, grade, known, journal, progress)
+    # Each rank has a clock. The ranks agree on the seconds of the slowest.
+    parts = engine.gather_from_ranks(
+        problems, lambda rows, share: (answer(rows, share), round(time.perf_counter() - started, 2))
+    )
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # answer the first row: each counts once.
-    by_key = {record.key: record for part in engine.gather_from_ranks(problems, answer) for record in part}
+    by_key = {record.key: record for part, _ in parts for record in part}
     records = [by_key[str(row["id"]), sample] for row in problems for sample in range(sampling.samples)]
     evaluation = Evaluation(
         settings,
         summarize(records, sampling.samples),
         records,
-        seconds=round(time.perf_counter() - started, 2),
+        seconds=max(seconds for _, seconds in parts),
         versions=versions(),
         first_prompt=problems[0]["prompt"],
         contamination=contamination,
