@@ -224,7 +224,7 @@ def answer(sides: Sides, probes: Mapping[str, Probe]) -> tuple[dict[str, Any], s
     for name, probe in probes.items():
         of_set = [name] if several else []
         lines = [*of_set, *printed(meaning.meaning(trained[name].data, compared[name], probe)), *lines]
-        lines += [probe.memory.finding.line()] if probe.memory and probe.memory.finding else []
+        lines += [finding.line() for finding in probe.findings]
     more = {"probe": _first({name: probe.to_dict() for name, probe in probes.items()})} if probes else {}
     comparison = _first({name: one.to_dict() for name, one in compared.items()})
     return {**shown, "comparison": comparison, **more}, "\n".join([table, *lines])

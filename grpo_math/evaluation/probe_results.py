@@ -104,6 +104,12 @@ class Probe:
     budget: Budget
     memory: Memory | None
 
+    @property
+    def findings(self) -> list[Finding]:
+        """The finding that a model knows problems by heart, or none."""
+        finding = self.memory and self.memory.finding
+        return [finding] if finding else []
+
     def to_dict(self) -> dict[str, Any]:
         """Return the content of the file."""
         by_k = {

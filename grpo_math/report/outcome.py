@@ -38,11 +38,10 @@ def outcome(run: RunDir) -> Outcome:
     )
     history = [*start, *run.history, *end]
     checkpoints = [path.name for path in run.directory.glob("checkpoint-*")]
-    known = run.probe and run.probe.memory and run.probe.memory.finding
     return Outcome(
         comparison,
         history,
-        findings=[*([known] if known else []), *diagnose(history, run.config, checkpoints)],
+        findings=[*(run.probe.findings if run.probe else []), *diagnose(history, run.config, checkpoints)],
         meaning=meaning(run.after.data, comparison, run.probe, run.seeds) if run.after else [],
         sets=[
             (before, after, _compared(run, before, after, f"base and trained model on {after and after.data}"))
