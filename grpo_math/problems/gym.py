@@ -27,9 +27,11 @@ def generate(dataset: str, split: str, seed: int) -> list[dict[str, Any]]:
     remedy = "write reasoning_gym:chain_sum {min_terms: 2, size: 2000}"
     with as_config_error("dataset", dataset, "has parameters that cannot be read", remedy):
         parameters = dict(yaml.safe_load(f"{{{text}") if text else {})
-    name, size, seed = name.strip(), parameters.pop("size", SIZE), parameters.pop("seed", seed)
+        size, seed = parameters.pop("size", SIZE), parameters.pop("seed", seed)
+        heldout_size = min(size, HELDOUT_SIZE)
+    name = name.strip()
     require_choice("split", split, ("train", "heldout"))
-    heldout = _once(dataset, name, parameters, min(size, HELDOUT_SIZE), HELDOUT_SEED)
+    heldout = _once(dataset, name, parameters, heldout_size, HELDOUT_SEED)
     if split == "heldout":
         return list(heldout.values())
     rows = _once(dataset, name, parameters, size, seed)

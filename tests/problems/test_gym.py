@@ -80,6 +80,7 @@ def test_a_recipe_may_give_the_parameters_as_a_mapping(package):
         ("reasoning_gym:sums {larges: 3}", "train", "cannot be generated .*unexpected keyword argument 'larges'"),
         ("reasoning_gym:sums {largest: 0}", "train", "largest must be positive"),
         ("reasoning_gym:sums {largest", "train", "parameters that cannot be read"),
+        ("reasoning_gym:sums {size: many}", "train", "parameters that cannot be read"),
         ("reasoning_gym:sums", "train[5:]", "split="),
         ("reasoning_gym:sums {largest: 3}", "train", "has no rows"),  # all are held out
     ],
