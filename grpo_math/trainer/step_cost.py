@@ -115,7 +115,8 @@ class _Stopwatch(TrainerCallback):
         if self.phase is not None:
             step, (peak, reserved) = self.steps[-1], self._peaks()
             seconds, cpu_seconds = time.perf_counter() - self.started, time.process_time() - self.cpu_started
-            cost = Cost(seconds, cpu_seconds, self.start, peak, reserved)
+            # Linux counts resident pages in batches: its peak can lie a few pages below what it said at the start.
+            cost = Cost(seconds, cpu_seconds, self.start, max(peak, self.start), reserved)
             step[self.phase] = step[self.phase] | cost if self.phase in step else cost
         self.phase = phase
         if phase is not None:
