@@ -194,6 +194,7 @@ def _grades(
         [row["answer"] for row in rows],
         with_open_thoughts(tokenizer, prompts, texts, ids, **template),
         answer_format=[row_format(row) for row in rows],
+        problems=[row["problem"] for row in rows],
         timeout=timeout or TIMEOUT,
     )
     return [as_published(grade, row["answer"], row.get("tolerance")) for grade, row in zip(grades, rows, strict=True)]

@@ -11,6 +11,7 @@ from grpo_math.errors import require_choice
 from grpo_math.grading.equal import spelled, units
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, value
+from grpo_math.grading.vocabulary import START, whole_words
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,17 @@ _ONE_NUMBER = re.compile(
 _IS_CALCULATION = re.compile(_CALCULATION)
 
 
-def in_format_for(gold: str, completion: str, answer_format: str, answer: str = "") -> bool:
+def in_format_for(gold: str, completion: str, answer_format: str, answer: str = "", problem: str = "") -> bool:
     r"""Return True if the completion keeps to the format, also with one number if the gold answer is one number.
 
     A policy that repeats the calculation in a problem has calculated nothing: `ONE_NUMBER_FORMATS` are met by a number
-    in digits, and tags by no calculation. Behind a number in these formats and in a box may be a unit. ``gold`` is a
-    bare answer, ``answer`` the answer of the completion.
+    in digits, and tags by no calculation. Behind a number in these formats and in a box may be a measure, or words of
+    the problem. ``gold`` is a bare answer, ``answer`` the answer of the completion.
 
     >>> [in_format_for("24", f"#### {a}", "gsm8k", a) for a in ("$24", "24 cm", "24 if it rains", "48/2", "x = 24")]
     [True, True, False, False, False]
+    >>> in_format_for("24", "#### 24 red apples", "gsm8k", problem="How many red apples are left?")
+    True
     >>> in_format_for(r"4\sqrt{3}", r"#### 2\sqrt{12}", "gsm8k", r"2\sqrt{12}")
     True
     """
@@ -132,20 +135,29 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
     if len(answer) > QUICK_CHARACTERS:
         return False
     if answer_format in ONE_NUMBER_FORMATS:
-        return is_one_number(answer, gold) and _has_only_a_unit(answer, gold)
-    return _has_only_a_unit(answer, gold) if answer_format == "boxed" else _IS_CALCULATION.fullmatch(answer) is None
+        return is_one_number(answer, gold) and _has_only_a_unit(answer, gold, problem)
+    if answer_format == "boxed":
+        return _has_only_a_unit(answer, gold, problem)
+    return _IS_CALCULATION.fullmatch(answer) is None
 
 
-def _has_only_a_unit(answer: str, gold: str) -> bool:
-    """Return True if the words behind a number are measures or words of the gold answer, not a sentence's rest.
+def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
+    """Return True if the words behind a number are measures or words of the gold answer or of the problem.
+
+    Other words may deny the number, in any language. "Not" and "or" do so, also if the problem has them.
 
     >>> [_has_only_a_unit(text, "5 apples") for text in ("5 cm^2", "5 apples", "5 is wrong", "5 dozen", "5 人", "5")]
     [True, True, False, False, False, True]
+    >>> [_has_only_a_unit(f"5 {words}", "5", "Ann is not sad. How many Äpfel?") for words in ("äpfel", "is not")]
+    [True, False]
     """
     plain = clean(answer)
     bare, unit = units.split(plain)
-    behind = plain[len(bare) :] if unit is not None else re.split(r"\d", plain)[-1]
-    return all(word in gold for word in units.other_words(behind))
+    behind, known = (
+        (plain[len(bare) :], f"{gold} {problem}") if unit is not None else (re.split(r"\d", plain)[-1], gold)
+    )
+    others = units.other_words(behind)
+    return all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)
 
 
 def is_one_number(answer: str, gold: str) -> bool:

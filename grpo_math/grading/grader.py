@@ -20,7 +20,7 @@ ANSWER_CHARACTERS = 500  # of the answer in a Grade
 TIMEOUT = 5.0  # seconds of CPU time for an answer
 ONE = "1"  # a cheap answer: if a gold answer cannot be compared with it, the gold answer is at fault
 
-Row = tuple[str, str, str | None]  # gold, completion, answer format
+Row = tuple[str, str, str | None, str]  # gold, completion, answer format, problem
 
 
 def grade(
@@ -56,21 +56,23 @@ def grade_batch(
     completions: Sequence[str],
     *,
     answer_format: str | Sequence[str | None] | None = None,
+    problems: Sequence[Any] | None = None,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
     policy: GradingPolicy = POLICY,
 ) -> list[Grade]:
-    """Return the grades of many completions, in order. A repeated (gold, completion, format) is graded once.
+    """Return the grades of many completions, in order. A repeated (gold, completion, format, problem) is graded once.
 
-    ``answer_format`` is one of formats.FORMATS for all rows, or one for each. ``progress`` is called with the number
-    of rows just finished, from the calling thread.
+    ``answer_format`` is one of formats.FORMATS for all rows, or one for each. A format of one number allows words of
+    ``problems`` behind the number, as in "5 red apples". ``progress`` is called with the number of rows just finished,
+    from the calling thread.
 
     >>> [str(g.verdict) for g in grade_batch(["1", "1"], ["#### 1", "#### 2"], answer_format="gsm8k")]
     ['correct', 'wrong']
     >>> [str(g.verdict) for g in grade_batch([72, None, 0.5], ["72", "72", r"\\frac12"])]  # as JSON has them
     ['correct', 'bad_gold', 'correct']
     """
-    rows = _rows(golds, completions, answer_format)
+    rows = _rows(golds, completions, answer_format, problems)
     count = Counter(rows)
     tell = progress or (lambda rows: None)
     done, undecided = _quickly(count, tell, policy.checked())
@@ -82,8 +84,8 @@ def grade_batch(
     for job, graded in zip(jobs, shared_pool().run(jobs, timeout, ended) if jobs else [], strict=True):
         blamed = _blamed(job, graded, timeout)
         for row in undecided[job]:
-            _, completion, name = row
-            kept = name is None or in_format_for(job[0], completion, name, job[1])
+            _, completion, name, problem = row
+            kept = name is None or in_format_for(job[0], completion, name, job[1], problem)
             done[row] = blamed._replace(answer=job[1][:ANSWER_CHARACTERS], in_format=kept)
     return [done[row] for row in rows]
 
@@ -103,7 +105,10 @@ def _is_uncheckable(job: Job, timeout: float) -> bool:
 
 
 def _rows(
-    golds: Sequence[str], completions: Sequence[str], answer_format: str | Sequence[str | None] | None
+    golds: Sequence[str],
+    completions: Sequence[str],
+    answer_format: str | Sequence[str | None] | None,
+    problems: Sequence[Any] | None,
 ) -> list[Row]:
     if len(golds) != len(completions):
         raise ValueError(f"{len(golds)} golds and {len(completions)} completions: give one gold for each completion")
@@ -111,8 +116,10 @@ def _rows(
     formats: list[Any] = [answer_format] * len(golds) if one else list(answer_format)  # type: ignore
     for name in set(formats) - {None}:
         require_choice("answer_format", name, tuple(FORMATS))
-    texts = ["" if gold is None else str(gold) for gold in golds]  # gold answers of a data set may be numbers
-    return list(zip(texts, completions, formats, strict=True))
+    # Gold answers of a data set may be numbers.
+    columns = golds, [""] * len(golds) if problems is None else problems
+    texts, asked = (["" if one is None else str(one) for one in column] for column in columns)
+    return list(zip(texts, completions, formats, asked, strict=True))
 
 
 def _quickly(
@@ -136,11 +143,13 @@ def _quickly(
     return done, undecided
 
 
-def _quick(gold: str, completion: str, answer_format: str | None, policy: GradingPolicy = POLICY) -> Grade | Job:
+def _quick(
+    gold: str, completion: str, answer_format: str | None, problem: str, policy: GradingPolicy = POLICY
+) -> Grade | Job:
     """Return a grade, or the (gold, answer) that only a worker can compare."""
     expected = gold_answer(gold)
     extracted = find(completion, answer_format)
-    kept = answer_format is None or in_format_for(expected, completion, answer_format, extracted.text)
+    kept = answer_format is None or in_format_for(expected, completion, answer_format, extracted.text, problem)
     if not expected:
         return Grade(Verdict.BAD_GOLD, None, kept, reason="the gold is empty")
     if not extracted.text:

@@ -50,8 +50,9 @@ def completion_grades(name: str, completions: Completions, columns: dict[str, An
         return list(columns[GRADE])
     texts = [completion_text(completion) for completion in completions]
     formats = [row_format({"answer_format": name}) for name in prompt_formats(completions, columns)]
+    golds, problems = read_gold_answers(name, columns), columns.get("problem")
     timeout = columns.get(GRADE_TIMEOUT, 5.0)
-    return grade_batch(read_gold_answers(name, columns), texts, answer_format=formats, timeout=timeout)
+    return grade_batch(golds, texts, answer_format=formats, problems=problems, timeout=timeout)
 
 
 def is_right(g: Grade) -> float | None:
@@ -123,7 +124,7 @@ def in_formats(completions: Completions, columns: dict[str, Any]) -> list[tuple[
 
 
 def in_requested_format(completions: Completions, columns: dict[str, Any]) -> list[bool]:
-    """Return True for each completion that keeps to its format. The gold answer counts, if the columns have it.
+    """Return True for each completion that keeps to its format. The gold answer and the problem count, if known.
 
     >>> columns = {"answer_format": "gsm8k", "answer": ["50"]}
     >>> in_requested_format(["#### 50"], columns), in_requested_format(["#### 48/2 + 26"], columns)
@@ -131,10 +132,11 @@ def in_requested_format(completions: Completions, columns: dict[str, Any]) -> li
     """
     known = any(columns.get(name) is not None for name in GOLD_COLUMNS)
     gold_answers = read_gold_answers("", columns) if known else [""] * len(completions)
+    problems = columns.get("problem") or [None] * len(completions)
     texts = in_formats(completions, columns)
     return [
-        in_format_for(gold_answer(gold), text, name, find(text, name).text)
-        for gold, (text, name) in zip(gold_answers, texts, strict=True)
+        in_format_for(gold_answer(gold), text, name, find(text, name).text, str(problem or ""))
+        for gold, problem, (text, name) in zip(gold_answers, problems, texts, strict=True)
     ]
 
 

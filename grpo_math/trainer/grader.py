@@ -127,6 +127,7 @@ class Grader:
             [read_gold_answer(row) or "" for row in inputs],
             with_open_thoughts(trainer.processing_class, prompts, texts, ids, **template),
             answer_format=[row_format(row) for row in inputs],
+            problems=[row.get("problem") for row in inputs],
             timeout=self.timeout,
         )
 

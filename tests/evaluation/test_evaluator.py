@@ -37,6 +37,12 @@ def test_a_thought_that_the_prompt_opens_and_that_does_not_end_has_no_answer(sma
     ]
 
 
+def test_words_of_the_problem_behind_the_number_are_in_the_format(small, script):
+    script({"pears": ["#### 4 pears", "#### 4 plums"]})
+    answer = evaluate(small, [problem("a", "How many pears?", "4")], samples=2, temperature=0.5, max_new_tokens=30)
+    assert [(row["verdict"], row["in_format"]) for row in answer["rows"]] == [("correct", True), ("correct", False)]
+
+
 def test_the_results_by_hand(small, script, capsys, tmp_path):
     batches = script(TEXTS)
     asked = {"samples": 2, "temperature": 0.5, "max_new_tokens": 10, "batch_size": 3, "seed": 5}

@@ -62,6 +62,35 @@ def test_no_sentence_goes_on_behind_one_number(text):
         assert grade_batch([f"50 {text}"], [completion], answer_format=name)[0].in_format
 
 
+PROBLEM = "Mara ist nicht krank. Wie viele rote Äpfel? 他有多少苹果? कितने सेब हैं? How many dozen is it not?"
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [
+        *((text, True) for text in ("rote Äpfel", "äpfel", "苹果", "सेब", "dozen", "")),
+        *((text, False) for text in ("Äpfe", "pfel", "Birnen", "nicht", "is not")),
+    ],
+)
+def test_words_of_the_problem_may_follow_one_number_unless_they_change_it(text, met):
+    texts = {
+        "gsm8k": f"So.\n#### 50 {text}",
+        "direct": f"#### 50 {text}",
+        "boxed": rf"So \boxed{{50\text{{ {text}}}}}.",
+    }
+    for name, completion in texts.items():
+        columns = {"answer": ["50"], "answer_format": [name], "problem": [PROBLEM]}
+        [grade] = grade_batch(["50"], [completion], answer_format=name, problems=[PROBLEM])
+        assert (grade.in_format, REWARDS["format_strict"]([""], [completion], **columns)) == (met, [met])
+        assert REWARDS["shaped"]([""], [completion], **columns)[0] > 1.05 or not met
+
+
+def test_the_problem_counts_also_for_an_answer_that_only_a_worker_can_compare():
+    texts = [rf"So \boxed{{\log_2(4) \text{{ {fruit}}}}}." for fruit in ("pears", "plums")]
+    grades = grade_batch(["2"] * 2, texts, answer_format="boxed", problems=["How many pears?", None])
+    assert [(str(grade.verdict), grade.in_format) for grade in grades] == [("correct", True), ("correct", False)]
+
+
 def test_a_box_may_contain_a_calculation_and_a_tag_may_not():
     texts = {"boxed": r"So \boxed{24 + 26}.", "r1_zero": "So.</think> <answer>24 + 26</answer>"}
     assert [grade_batch(["50"], [texts[name]], answer_format=name)[0].in_format for name in texts] == [True, False]

@@ -36,8 +36,10 @@ def test_the_grader_and_the_rewards_get_the_runs_time_limit_and_the_rows_formats
         return [0.0] * len(completions)
 
     monkeypatch.setattr(module, "grade_batch", graded)
-    ours(reward, [{**row, "answer_format": "gsm8k"} for row in ROWS], max_steps=1, grade_timeout=0.25).train()
-    assert graded.call_args.kwargs == {"answer_format": ["gsm8k"] * 8, "timeout": 0.25}
+    rows = [{**row, "answer_format": "gsm8k", "problem": "How many?"} for row in ROWS]
+    ours(reward, rows, max_steps=1, grade_timeout=0.25).train()
+    formats, problems = ["gsm8k"] * 8, ["How many?"] * 8
+    assert graded.call_args.kwargs == {"answer_format": formats, "problems": problems, "timeout": 0.25}
     assert told == [0.25]
 
 
