@@ -253,6 +253,8 @@ def check(name: str, value: Any) -> Any:
 
     >>> check("num_generations", "8"), check("rewards", "accuracy"), check("use_peft", "yes")
     (8, ['accuracy'], True)
+    >>> check("output_dir", "~/runs").startswith("~"), check("output_dir", "runs/~")
+    (False, 'runs/~')
     >>> check("save_strategy", False)
     Traceback (most recent call last):
     ...

@@ -89,7 +89,11 @@ def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _normalized(value: Any) -> str:
-    """Return a value as text, the same for true and True, 1e-6 and 0.000001, a list of one and its content."""
+    """Return a value as text, the same for true and True, 1e-6 and 0.000001, a list of one and its content.
+
+    >>> _normalized([True]) == _normalized("true"), _normalized(1e-6) == _normalized("0.000001")
+    (True, True)
+    """
     text = str(value[0] if isinstance(value, list) and len(value) == 1 else value).lower()
     with suppress(ValueError):
         return str(float(text))
