@@ -30,9 +30,7 @@ class Data:
     dataset_split: str = setting(
         "train", "The split to train on, or a part of it: train[200:] leaves 200 to evaluate on."
     )
-    dataset_limit: int | None = setting(
-        None, "For a quick run: train on at most this many problems, drawn by the seed.", ge=1
-    )
+    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
     skip_bad_rows: bool = setting(False, "Count and report bad rows, which grpo-math audit lists, instead of stopping.")
     prompt_template: str | None = setting(
         None,

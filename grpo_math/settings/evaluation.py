@@ -29,7 +29,7 @@ class Evaluation:
     keep_best: bool = setting(
         False,
         "Save the checkpoint with the best accuracy on the first held-out set (or metric_for_best_model), and "
-        "name it in best.json: for a run that may get worse again.",
+        "name it in best.json.",
     )
 
 

@@ -29,13 +29,13 @@ class Update(GRPOConfig):
     )
     activation_offloading: bool = setting(
         False,
-        "Keep what gradient checkpointing saves of each layer in pinned main memory, as in TRL's SFTTrainer, for "
-        "longer completions (grpo-math plan).",
+        "Keep what gradient checkpointing saves of each layer in pinned main memory, for longer completions "
+        "(grpo-math plan).",
     )
     longest_first: bool | None = setting(
         None,
         "Compute the largest possible micro-batch before the first step, so that running out of memory shows at "
-        "once. Default: on a GPU. false saves this pass.",
+        "once. Default: on a GPU.",
     )
 
     max_nonfinite_steps: int = setting(

@@ -31,9 +31,7 @@ class Vllm(GRPOConfig):
         choices=("adapter", "merged"),
     )
     vllm_share_weights: bool = setting(
-        False,
-        "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base (14 GB "
-        "for 7B parameters in 16 bit).",
+        False, "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base."
     )
     staleness: int = setting(
         0,
@@ -43,7 +41,7 @@ class Vllm(GRPOConfig):
         le=1,
     )
     geometric_mask_low: float = setting(
-        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion. SkyRL's bounds.", gt=0, le=1
+        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion.", gt=0, le=1
     )
     geometric_mask_high: float = setting(1.01, "The highest mean ratio.", ge=1)
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from grpo_math.errors import ConfigError
-from grpo_math.evaluation import from_run
+from grpo_math.errors import ConfigError, UserError
+from grpo_math.evaluation import from_run, suite
 from grpo_math.evaluation.summary import as_published
 from grpo_math.generation.request import Request
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -57,6 +57,17 @@ def test_the_problems_that_a_run_was_trained_on_are_counted(run):
     assert from_run.trained_on(str(run), rows) == 0
     write_problems(run, problem_hashes(rows[:2]))
     assert from_run.trained_on(str(run), rows) == 2
+
+
+def test_a_run_without_a_data_set_has_no_problems_of_its_own(run):
+    with pytest.raises(UserError, match="the run's config.yaml names no data set"):
+        from_run.own_set(str(run), as_template("boxed"))
+
+
+@pytest.mark.parametrize("data", ["gsm8k,", "gsm8k,gsm8k"])
+def test_a_list_of_sets_names_each_set_once(data):
+    with pytest.raises(ConfigError, match="names nothing, or one set twice"):
+        suite.sets(data, None)
 
 
 @pytest.mark.parametrize(
