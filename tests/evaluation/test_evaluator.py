@@ -73,7 +73,7 @@ def test_the_results_by_hand(small, script, capsys, tmp_path):
     assert answer["request"].pop("dtype")
     for name in ("versions", "prompt_hash", "problems_hash", "weights_hash"):
         assert answer.pop(name)
-    assert 0 <= answer.pop("seconds") < 60
+    assert answer.pop("seconds") >= 0
     assert answer == {
         "format": 1,
         "grader": GRADER,

@@ -60,7 +60,7 @@ def test_the_problems_that_a_run_was_trained_on_are_counted(run):
 
 
 def test_a_run_without_a_data_set_has_no_problems_of_its_own(run):
-    with pytest.raises(UserError, match="the run's config.yaml names no data set"):
+    with pytest.raises(UserError, match=r"the run's config\.yaml names no data set"):
         from_run.own_set(str(run), as_template("boxed"))
 
 

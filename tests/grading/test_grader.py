@@ -74,7 +74,7 @@ def test_results_of_a_file_keep_the_row_order_and_verdicts_are_counted_and_a_row
     ]
     counts = {"correct": 3, "wrong": 1, "no_answer": 2, "unparseable": 0, "uncheckable": 0, "bad_gold": 1, "crash": 0}
     assert (results["rows"], results["verdicts"]) == (7, counts)
-    assert all(0 <= r["seconds"] < 10 for r in results["results"])
+    assert all(r["seconds"] >= 0 for r in results["results"])
 
 
 @pytest.mark.parametrize(

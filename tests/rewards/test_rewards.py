@@ -8,7 +8,6 @@ import json
 import math
 import signal
 import threading
-import time
 from decimal import Decimal
 
 import pytest
@@ -341,24 +340,32 @@ def test_a_slow_reward_is_named_and_what_it_changes_in_torch_but_the_random_stat
 ):
     monkeypatch.setattr(guard, "SLOW", 0.1)
 
+    def timers():
+        running = threading.enumerate()
+        return [thread for thread in running if getattr(thread, "function", None) is guard._warn]
+
     def mine(prompts, completions, **columns):
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
-        time.sleep(columns["pause"])
         # A waiting thread must not keep an ending process alive.
-        assert all(thread.daemon for thread in threading.enumerate() if isinstance(thread, threading.Timer))
+        assert all(timer.daemon for timer in timers())
+        for timer in timers() if columns["waits"] else ():
+            timer.join()
         return [float(torch.rand(()))]
 
     torch.manual_seed(0)
     guarded = guard.guarded(of_kind(kind, mine))
-    first = called(guarded, ["a"], pause=0.3)
+    first = called(guarded, ["a"], waits=True)
     assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
     assert capsys.readouterr().err.splitlines() == [
         "warning: reward function mine has been running for 0.1 seconds",
         "warning: reward function mine changed torch's grad mode or default dtype: they are restored",
     ]
-    assert called(guarded, ["a"], pause=0) != first
-    time.sleep(0.2)
+    monkeypatch.setattr(guard, "SLOW", 60.0)
+    assert called(guarded, ["a"], waits=False) != first
+    for timer in timers():
+        timer.join(30)  # it was cancelled, and ends at once
+    assert not timers()
     assert "running" not in capsys.readouterr().err
 
 

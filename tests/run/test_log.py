@@ -121,10 +121,11 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(
 def test_a_stall_is_told_once_and_the_next_one_again(capfd):
     with Watchdog(0.002) as watchdog:
         for _ in range(2):
-            time.sleep(0.4)  # several times as long as a stall
+            watchdog.timer.join()  # until the stall is told
+            assert not watchdog.timer.is_alive()  # once
             watchdog.on_step_end(None, None, None)
-    with Watchdog(0):
-        time.sleep(0.3)
+    with Watchdog(0) as off:
+        assert not off.timer.is_alive()
     output = capfd.readouterr().err
     assert output.count("no step has ended for 0.002 minutes") == 2
     # faulthandler escapes letters of a path that are not ASCII.
