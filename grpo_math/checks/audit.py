@@ -163,7 +163,11 @@ def check(setup: Setup) -> Iterator[Finding]:
 
 
 def raw_text(raw: Any) -> str:
-    """Return a row as one line of JSON, in which text is text and not codes, unless a code is half a character."""
+    """Return a row as one line of JSON, in which text is text and not codes, unless a code is half a character.
+
+    >>> raw_text(b'{"answer":1e2}'), raw_text(rb'{"answer":"\\u00e9"}')
+    ('{"answer":1e2}', '{"answer": "é"}')
+    """
     if isinstance(raw, bytes):
         text = raw.decode(errors="replace").strip()
         if "\\u" not in text:

@@ -225,9 +225,10 @@ def test_nothing_written_is_not_ok(here, capsys):
         ("احسب {} + {}.", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
     ],
 )
-def test_a_row_in_another_language_than_its_file_is_found(usual, other):
+def test_rows_in_another_language_than_their_file_are_found(usual, other):
     rows = [{"problem": usual.format(i, i + 2), "answer": str(i)} for i in range(120)]
-    for expected in ([], [(other, "problems in another language than the others")]):
+    # Three rows are no twentieth of the file, so their words are not its words.
+    for expected in ([], 3 * [(other, "problems in another language than the others")]):
         rows += [{"problem": text, "answer": "7"} for text, _ in expected]
         usual_in_file = habits(rows)
         assert [(row["problem"], fault.check) for row in rows for fault in faults(row, usual_in_file)] == expected
@@ -252,6 +253,15 @@ def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, cap
     assert capsys.readouterr().err == "error: write_clean='mine.jsonl' exists: name a new file\n"
     assert main(["audit", "mine.jsonl", "--tests", "./nowhere.jsonl"]) == 0
     assert "note: not compared with ./nowhere.jsonl: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"problem": "Why?"}\n', "no JSON\n"])
+def test_a_file_without_a_row_that_can_be_read_is_one_line(content, here, capsys):
+    (here / "mine.jsonl").write_text(content)
+    assert main(["audit", "mine.jsonl", "--tests", ""]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "mine.jsonl" in err
 
 
 def test_a_gold_answer_of_a_third_of_the_problems_is_reported(here, capsys):

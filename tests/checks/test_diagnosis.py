@@ -280,6 +280,12 @@ EDGES = [
     ("learning_rate_too_high", {}, steady(grad_norm=then(0.5, 2.6)), steady(grad_norm=then(0.5, 2.5))),
     ("learning_rate_too_high", {}, steady(grad_norm=then(0.1, 1.1)), steady(grad_norm=then(0.1, 1.0))),
     ("learning_rate_too_high", {"max_grad_norm": 0.6}, steady(grad_norm=then(0.1, 0.7)), steady(grad_norm=then(0, 9))),
+    (
+        "learning_rate_too_high",
+        {},
+        steady(grad_norm=then(0.5, 2.6, at=20), steps=40),
+        steady(grad_norm=then(0.5, 2.6, at=20), steps=39),
+    ),
     ("learning_rate_too_high", {}, steady(approx_kl=0.11, steps=20), steady(approx_kl=0.11, steps=19)),
     ("learning_rate_too_high", {}, steady(approx_kl=0.11), steady(approx_kl=0.1)),
     ("sampler_apart", {}, steady(sampler_difference=0.11, steps=10), steady(sampler_difference=0.11, steps=9)),

@@ -218,6 +218,7 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_not_imported(command, settin
     assert done.stderr.count("\n") == bool(err)
 
 
+@pytest.mark.slow
 def test_without_a_network_each_name_is_tried_once(here):
     names = {"model_name_or_path": "nobody/model", "dataset": "nobody/data"}
     words = [sys.executable, "-m", "grpo_math.cli", "doctor", "--config", recipe(here, names)]

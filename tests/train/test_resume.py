@@ -147,6 +147,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.full(keep=["all that a checkpoint keeps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_as_one_that_was_not(kind, small, server, tmp_path):
