@@ -48,7 +48,7 @@ ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_atte
 
 
 def versions(setup: Setup) -> Iterator[Finding]:
-    """TRL has a version of the supported range, and the optional packages that this run needs are installed."""
+    """Packages have a version of the supported range, and those that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
     installed, in_vllm = machine.versions(), s.generation == "colocate"
@@ -64,17 +64,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         "liger_kernel": ("use_liger_kernel", s.use_liger_kernel),
     }
     needed = {name: why for name, (why, applies) in needs.items() if applies}
-    # pip installs such a version only without its dependencies, or after this package.
-    untested = [
-        required
-        for name, required in machine.supported().items()
-        if name in installed and name not in needed and installed[name] not in required.specifier
-    ]
-    if untested:
-        names = ", ".join(f"{required.name} {installed[required.name]} ({required.specifier})" for required in untested)
-        ranges = " ".join(f'"{required.name}{required.specifier}"' for required in untested)
-        yield Finding("warning", f"not in the range that was tested: {names}", f"pip install {ranges}")
-    for name, why in needed.items():
+    for name in dict.fromkeys([*needed, *machine.supported()]):
         required = machine.supported().get(name)
         # The name without the marker of an extra, which pip refuses.
         remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
@@ -82,10 +72,12 @@ def versions(setup: Setup) -> Iterator[Finding]:
         if name == "vllm" and count_and_gb()[0] > 1:
             remedy += ", or set vllm_mode: server"
         if name not in installed:
-            yield Finding("error", f"{why} needs {name}, which is not installed", remedy)
+            if name in needed:
+                yield Finding("error", f"{needed[name]} needs {name}, which is not installed", remedy)
         elif required and not required.specifier.contains(installed[name], prereleases=True):
+            # pip installs such a version only without its dependencies, or after this package.
             message = f"{name} {installed[name]} is not a version that this works with ({required.specifier})"
-            yield Finding("error", message, remedy)
+            yield Finding("error" if name in needed else "warning", message, remedy)
     yield from (Finding("error", each.line, each.install) for each in contract.untested() if each.gone)
 
 

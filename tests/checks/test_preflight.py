@@ -143,7 +143,10 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (
             [],
             {"versions": {"transformers": "5.16.0", "peft": "0.19.1", "torch": "2.13.0+cpu"}},
-            ["warning: not in the range that was tested: transformers 5.16.0 ("],
+            [
+                "warning: transformers 5.16.0 is not a version that this works with (",
+                "warning: peft 0.19.1 is not a version that this works with (",
+            ],
         ),
         (["--load_in_4bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
         (["--optim", "adamw_8bit"], {"versions": {"bitsandbytes": "0.1"}}, ["error: bitsandbytes 0.1 is not"]),
