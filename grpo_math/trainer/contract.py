@@ -21,7 +21,7 @@ from packaging.version import Version
 from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.run.metrics import METRICS
-from grpo_math.system.machine import supported, versions
+from grpo_math.system.machine import versions
 
 FILE = Path(__file__).with_name("contract.json")
 PACKAGE = Path(__file__).parents[1]
@@ -89,11 +89,7 @@ class Comparison(NamedTuple):
 
 
 def refuse() -> None:
-    """Raise `UserError` for a version that lacks a needed name, or that is outside of the supported range."""
-    required, installed = supported().get("trl"), versions().get("trl", "")
-    if required and installed and not required.specifier.contains(installed, prereleases=True):
-        reason = f"trl {installed} is not a version that this works with ({required.specifier})"
-        raise UserError(f'{reason}: pip install "trl{required.specifier}"')
+    """Raise `UserError` for a version that lacks a needed name. `doctor` refuses one outside of the supported range."""
     for comparison in untested():
         if comparison.gone:
             raise UserError(f"{comparison.line}: {comparison.install}")
