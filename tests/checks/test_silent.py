@@ -49,13 +49,9 @@ def setup(*words: str) -> Setup:
 
 def small_model(folder: Path, **config) -> str:
     """Write the tokenizer of a model that begins each answer with <think>."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from grpo_math.checks.tiny_model import character_tokenizer
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "<end>": 1, "<think>": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, chat_template=THINKS, eos_token="<end>")
-    tokenizer.save_pretrained(folder)
+    character_tokenizer(template=THINKS).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     return str(folder)
 
