@@ -17,11 +17,11 @@ from accelerate.utils import gather_object
 
 from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, gather_rows, join, loss_mask, select
-from grpo_math.algorithm.stateful import Stateful
 from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Verdict
 from grpo_math.rewards.inputs import GOLD_COLUMNS, GOLDS, column_names
 from grpo_math.run import metrics
+from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import Ranks
 
 

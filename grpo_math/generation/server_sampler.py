@@ -5,7 +5,7 @@ completions are sampled again. The seeds of the requests do not depend on that.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,18 @@ from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.lost_server import repeat_after_restart, wait
 from grpo_math.generation.sampler import Sampler
 from grpo_math.generation.vllm_server import Server, served_rank
+from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import broadcast_from_main
 
 
-class ServerSampler(Sampler):
+class ServerSampler(Sampler, Stateful):
     """Sends requests to the server at ``url``.
 
     ``training`` returns the settings of training's completions: ``longest`` and ``extra`` of `sampling`. ``start``: the
     line about the command that starts the server. ``seconds``: to wait for a server that does not answer.
     """
+
+    SAVED = ("sampled",)
 
     def __init__(
         self,
@@ -54,12 +57,6 @@ class ServerSampler(Sampler):
         self.lost_requests = 0  # requests that failed because the server was lost, on the main process
         self.seen_lost_requests = 0  # those before the last completions
         self.loading = threading.Lock()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sampled": self.sampled}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sampled = state.get("sampled", 0)
 
     def broadcast_limits(self, rank: int, adapters: int, longest: int) -> None:
         """Wait for the server, and read its limits. All ranks call this.

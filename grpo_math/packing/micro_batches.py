@@ -31,10 +31,10 @@ from grpo_math.algorithm.rows import (
     select,
     widths,
 )
-from grpo_math.algorithm.stateful import Stateful
 from grpo_math.errors import OutOfMemory
 from grpo_math.packing.pack import prompt_keys_and_lengths
 from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_batches
+from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import Ranks
 
 logger = get_logger(__name__)

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from grpo_math.algorithm.stateful import Stateful
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
+from grpo_math.run.stateful import Stateful
 
 
 class StepMeter(Stateful):

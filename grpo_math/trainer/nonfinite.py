@@ -9,8 +9,8 @@ ranks decide the same.
 import math
 from typing import Any
 
-from grpo_math.algorithm.stateful import Stateful
 from grpo_math.errors import UserError
+from grpo_math.run.stateful import Stateful
 
 
 class NonFiniteSteps(Stateful):

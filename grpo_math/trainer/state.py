@@ -17,8 +17,8 @@ import numpy
 import torch
 from transformers import TrainerCallback
 
-from grpo_math.algorithm.stateful import Stateful
 from grpo_math.run.checkpoints import STATE, checkpoints
+from grpo_math.run.stateful import Stateful
 from grpo_math.settings.fields import fields
 from grpo_math.system.collectives import agree_on_all, agree_on_largest, broadcast_from_main
 from grpo_math.trainer import table
