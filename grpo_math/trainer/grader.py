@@ -53,6 +53,7 @@ class Graded:
     grades: list[Grade] | None
 
 
+@dataclass(eq=False)
 class Grader:
     """Grades the completions of a trainer, and calls its reward functions.
 
@@ -60,15 +61,12 @@ class Grader:
     last. It stays None if a subclass computes rewards itself.
     """
 
-    def __init__(
-        self, trainer: "TrlTrainer", ranks: Ranks, timeout: float, tools: ToolLoop | None, tokenizer: Any
-    ) -> None:
-        self.trainer = trainer
-        self.ranks = ranks
-        self.timeout = timeout
-        self.tools = tools
-        self.tokenizer = tokenizer
-        self.graded: Graded | None = None
+    trainer: "TrlTrainer"
+    ranks: Ranks
+    timeout: float
+    tools: ToolLoop | None
+    tokenizer: Any
+    graded: Graded | None = None
 
     @property
     def stops(self) -> StopConditions:

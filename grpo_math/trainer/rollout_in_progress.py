@@ -69,24 +69,16 @@ class RolloutInProgress:
         return {key: values for key, values in {**lists, **parts}.items() if values}
 
 
+@dataclass(eq=False)
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does."""
 
-    def __init__(
-        self,
-        trainer: "TrlTrainer",
-        settings: "MathGRPOConfig",
-        ranks: Ranks,
-        meter: StepMeter,
-        queue: "RolloutQueue",
-        grader: Grader,
-    ) -> None:
-        self.trainer = trainer
-        self.settings = settings
-        self.ranks = ranks
-        self.meter = meter
-        self.queue = queue
-        self.grader = grader
+    trainer: "TrlTrainer"
+    settings: "MathGRPOConfig"
+    ranks: Ranks
+    meter: StepMeter
+    queue: "RolloutQueue"
+    grader: Grader
 
     def gather_rows(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
         """Return TRL's dict of this rank's rows of a rollout. ``trl_method``: TRL's `_generate_and_score_completions`.

@@ -14,6 +14,7 @@ adapter, too. The next prompts follow from the sampler, whose order follows from
 import math
 from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trl.trainer.utils import RepeatSampler
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Inputs = list[dict[str, Any]]
 
 
+@dataclass(eq=False)
 class RolloutQueue:
     """Chooses the problems of a trainer's rollouts.
 
@@ -39,20 +41,12 @@ class RolloutQueue:
     ``tokenize`` is TRL's.
     """
 
-    def __init__(
-        self,
-        trainer: "TrlTrainer",
-        resampler: Resampler | None,
-        prefetch: Prefetch | None,
-        step: Callable[[], int],
-        tokenize: Callable[[list[Any]], Any],
-    ) -> None:
-        self.trainer = trainer
-        self.sampler: Any = None
-        self.resampler = resampler
-        self.prefetch = prefetch
-        self.step = step
-        self.tokenize = tokenize
+    trainer: "TrlTrainer"
+    resampler: Resampler | None
+    prefetch: Prefetch | None
+    step: Callable[[], int]
+    tokenize: Callable[[list[Any]], Any]
+    sampler: Any = None
 
     def gather_resampled(
         self, rollout: Rollout, inputs: Inputs, sample: Callable[[Inputs, int], Rollout]

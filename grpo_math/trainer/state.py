@@ -10,6 +10,7 @@ transformers saves the weights. reference.py saves the reference of the KL term.
 import random
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,12 @@ def in_rollout(trainer: "TrlTrainer") -> bool:
     return bool(trainer._step % (trainer.args.steps_per_generation * trainer.num_iterations))
 
 
+@dataclass(eq=False)
 class TrainerAttributes(Stateful):
     """The state of TRL's and transformers' trainers, which neither of them saves."""
 
-    def __init__(self, trainer: "TrlTrainer", settings: "GRPOConfig") -> None:
-        self.trainer = trainer
-        self.settings = settings
+    trainer: "TrlTrainer"
+    settings: "GRPOConfig"
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self.trainer
@@ -83,20 +84,20 @@ class TrainerAttributes(Stateful):
         return {name: getattr(self.settings, name) for name in names}
 
 
+@dataclass(eq=False)
 class RunState:
     """The state of a rank, collected from the objects that own it; and the snapshot of the last complete step.
 
     ``flat``: objects whose entries are at the top level of a checkpoint. ``named``: objects that have an entry there.
     """
 
-    def __init__(self, trainer: "TrlTrainer", flat: list[Any], named: Mapping[str, Stateful]) -> None:
-        self.trainer = trainer
-        self.flat = flat
-        self.named = named
-        # A snapshot of the last complete step, for a run that fails in the next one.
-        self.last_step: dict[str, Any] | None = None
-        self.saved_step = 0  # the step of the last checkpoint, or 0
-        self.loaded: dict[str, Any] | None = None  # from the checkpoint that this run resumes from
+    trainer: "TrlTrainer"
+    flat: list[Any]
+    named: Mapping[str, Stateful]
+    # A snapshot of the last complete step, for a run that fails in the next one.
+    last_step: dict[str, Any] | None = None
+    saved_step: int = 0  # the step of the last checkpoint, or 0
+    loaded: dict[str, Any] | None = None  # from the checkpoint that this run resumes from
 
     def state_dict(self) -> dict[str, Any]:
         state = {name: owner.state_dict() for name, owner in self.named.items()}
