@@ -104,6 +104,18 @@ COMMANDS = {
     "a number of thousands of digits": (["grade", "digits.jsonl"], "digits.jsonl:1: row cannot be read ("),
     "a list for a format": (["grade", "format.jsonl"], "format.jsonl:1: format is ['a']: use one of"),
     "no time": (["grade", "good.jsonl", "--timeout", "nan"], "timeout=nan is out of range"),
+    "nothing to grade": (["grade", "empty.csv"], "file='empty.csv' has no rows: check the file"),
+    "an evaluation of no problem": (["evaluate", "--run", "runs/demo", "--n", "0"], "n=0 is not a number of problems"),
+    **{
+        f"{words[0]} below a file": ([*words, "good.jsonl/x.jsonl"], f"{words[-1][2:]}='good.jsonl/x.jsonl' cannot be")
+        for words in (
+            ["evaluate", "--model", "embedded", "--data", "generated", "--output"],
+            ["audit", "--write_clean"],
+            ["select", "runs/demo", "--to"],
+        )
+    },
+    "GPUs for a CPU": (["plan", "demo_cpu", "--gpus", "2"], "gpus=2 contradicts use_cpu=True"),
+    "a word for an address": (["selftest", "--vllm", "nowhere"], "vllm='nowhere' is not an address: give http://HOST"),
     "a very long option": (["grade", "good.jsonl", "--format", "x" * 100_000], "is not known: use one of"),
     "an accelerate config that is not there": (
         [*ACCELERATE, "zero9"],

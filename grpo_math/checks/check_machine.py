@@ -22,7 +22,7 @@ from grpo_math.generation import dtypes
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
-from grpo_math.run.files import existing
+from grpo_math.run.files import existing, unwritable
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system import machine
@@ -224,10 +224,8 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     name = s.output_dir
     folder = Path(name or "")
-    parent = existing(folder)
-    writable = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
-    reason = f"cannot be written: {parent} is read-only, or not a folder"
-    setup.refuse("output_dir", not writable, reason, "name another folder")
+    if reason := unwritable(folder):
+        raise ConfigError("output_dir", name, reason, "name another folder")
     named, run_dir, existing_run = resume.where_to_start(folder, s.resume_from_checkpoint)
     if named:
         checkpoints.checkpoint_step(named)

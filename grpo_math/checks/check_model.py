@@ -160,7 +160,7 @@ def prompt_lengths(setup: Setup) -> Iterator[Finding]:
     s, lengths = setup.settings, sampled_lengths(setup)
     at = {name: lengths[min(len(lengths) - 1, int(share * len(lengths)))] for name, share in QUANTILES.items()}
     words = ", ".join(f"{name} {length}" for name, length in at.items())
-    yield Finding("info", f"prompt tokens of {len(lengths)} problems: {words}")
+    yield Finding("info", f"prompt tokens of {len(lengths)} {'problem' if len(lengths) == 1 else 'problems'}: {words}")
     # This imports torch, as the tokenizer has done.
     from transformers import AutoConfig
 

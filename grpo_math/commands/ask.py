@@ -4,9 +4,14 @@ The text of a model is shown as text alone: a control character appears as its c
 """
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError, escaped
+from grpo_math.generation.models import adapter_base, refuse_missing_folder
+from grpo_math.run.resume import run_config
 from grpo_math.system.streams import Answer
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
@@ -32,6 +37,10 @@ def run(args: argparse.Namespace) -> Answer | int:
         raise ConfigError("temperature", args.temperature, "is out of range", "0 is greedy, above 0 samples")
     if args.max_completion_length is not None and args.max_completion_length < 1:
         raise ConfigError("max_completion_length", args.max_completion_length, "is out of range", "give 1 or more")
+    refuse_missing_folder("target", args.target)
+    base = (run_config(Path(args.target)) or {}).get("model_name_or_path") or adapter_base(args.target) or args.target
+    if note := cache_only([], base):
+        print(f"hub      {note}", file=sys.stderr)
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 

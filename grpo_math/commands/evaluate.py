@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run, meaning, suite, tables
 from grpo_math.evaluation.evaluation import Evaluation, read
@@ -17,6 +18,8 @@ from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name, listed
+from grpo_math.run.files import unwritable
+from grpo_math.run.resume import run_config
 from grpo_math.settings.recipe import check
 from grpo_math.system.streams import Answer
 
@@ -82,6 +85,12 @@ def run(args: Namespace) -> Answer | int:
         raise UserError("--probe compares a base with its trained model: give --run")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
+    if args.n is not None and args.n < 1:
+        raise ConfigError("n", args.n, "is not a number of problems", "give 1 or more, or leave it out for all")
+    if args.output:
+        folder = Path(args.output).parent if args.output.endswith(".json") else Path(args.output)
+        if reason := unwritable(folder):
+            raise ConfigError("output", args.output, reason, "name another one")
     try:
         sides, probes = evaluations(args)
     except KeyboardInterrupt:
@@ -110,6 +119,10 @@ def requested(args: Namespace) -> Requested:
     """Read the options, and load all sets: a wrong name of the last set would otherwise be found hours later."""
     has_own = args.run and args.data is None and args.suite is None
     names = [] if has_own else suite.sets(args.data, args.suite)
+    config = (run_config(Path(args.run)) or {}) if args.run else {"model_name_or_path": args.model}
+    data = [config.get("eval_dataset") or config.get("dataset")] if has_own else names
+    if note := cache_only(data, config.get("model_name_or_path")):
+        print(f"hub      {note}", file=sys.stderr)
     if args.run:
         run = from_run.read(args.run, args.output, args.checkpoint)
     else:

@@ -95,6 +95,8 @@ def _read_recipe(args: argparse.Namespace) -> RunSettings:
     for line in parsed.replaced:
         print(line, file=sys.stderr)
     recipe = parsed.raise_first_problem().settings
+    if recipe.use_cpu and args.gpus:
+        raise ConfigError("gpus", args.gpus, "contradicts use_cpu=True", "leave one of them out")
     if not shipped_config(recipe.model_name_or_path) and (note := cache_only([], recipe.model_name_or_path)):
         say("hub", note)
     return recipe

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from grpo_math.errors import first_line
+from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.bar import transformers_bars
+from grpo_math.system.addresses import is_address
 from grpo_math.system.machine import hardware, versions
 from grpo_math.system.streams import Answer
 from grpo_math.trainer import contract
@@ -40,6 +41,8 @@ def _without_warnings() -> Iterator[None]:
 
 def run(args: argparse.Namespace) -> Answer:
     """Print each result at once, and answer with all of them."""
+    if args.vllm and not is_address(args.vllm):
+        raise ConfigError("vllm", args.vllm, "is not an address", "give http://HOST:PORT")
     contract.refuse()
     differences = [comparison.line for comparison in contract.untested()]
     # These import torch and TRL, which takes seconds, and packages that print when they are imported.

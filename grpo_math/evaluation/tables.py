@@ -121,7 +121,7 @@ def moved(comparison: Comparison) -> str:
     """Return a sentence with the numbers of problems gained and lost, and the significance test."""
     several, changed = comparison.test == "sign", comparison.accuracy
     words = "are correct more often, {} less often" if several else "went from wrong to correct, {} back"
-    test = f"{'sign test' if several else 'McNemar, exact'}: p = {comparison.p:.2g}"
+    test = f"{'sign test' if several else 'McNemar'}: p = {comparison.p:.2g}"
     return f"{changed.n} problems: {changed.gained} {words.format(changed.lost)} ({test})"
 
 

@@ -28,6 +28,8 @@ def grade_file(
     if answer_format is not None:
         require_choice("format", answer_format, tuple(FORMATS))
     rows = list(_rows(path))
+    if not rows:
+        raise ConfigError("file", str(path), "has no rows", "check the file")
     golds, predictions = (
         ["" if row[field] is None else str(row[field]) for row in rows] for field in ("gold", "prediction")
     )

@@ -277,7 +277,7 @@ def _built_in_set(dataset: str, name: str, split: str, accepted: which.Columns) 
     copied = folder and path.is_dir() and not ref.revision
     config, hub_split = ref.config or source.config, source.splits[base] + bracket + cut
     address = DatasetRef(str(path), config, None) if copied else DatasetRef(source.hub, config, ref.revision)
-    remedy = f"set {DATA_DIR_VARIABLE} to a folder that contains {file_name or name}, or pass --dataset generated"
+    remedy = f"set {DATA_DIR_VARIABLE} to a folder that contains {file_name or name}, or name another data set"
     table = _hub_table(address, hub_split, accepted, name if copied else dataset, remedy, known=True)
     data = _from_table(label, str(path) if copied else f"{source.hub} ({hub_split})", table)
     if other := source.without.get(base):

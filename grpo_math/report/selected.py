@@ -8,6 +8,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.report.run_dir import completion_files
+from grpo_math.run.files import unwritable
 from grpo_math.system.reading import near, read_table
 
 COLUMNS = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
@@ -23,6 +24,8 @@ def select(
     """
     if file.exists():
         raise ConfigError("to", str(file), "exists", "name a new file")
+    if reason := unwritable(file.parent):
+        raise ConfigError("to", str(file), reason, "name another file")
     if not run_dir.is_dir():
         raise ConfigError("run_dir", str(run_dir), "is not a folder", near(run_dir) or "name the folder of a run")
     lines: dict[str, None] = {}  # a dict is a set that keeps the order
@@ -41,6 +44,7 @@ def select(
         reason = f"has no completions to select ({counted(left_out)})" if left_out else "has no completions"
         remedy = "write all of them with --all" if left_out else "train with log_completions, on data with gold answers"
         raise ConfigError("run_dir", str(run_dir), reason, remedy)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(lines), dict(left_out)
 

@@ -53,6 +53,17 @@ def existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
+def unwritable(folder: Path) -> str | None:
+    """Return why no file can be written to a folder, which need not exist yet, or None.
+
+    >>> unwritable(Path(os.devnull) / "x")
+    'cannot be written: /dev/null is read-only, or not a folder'
+    """
+    parent = existing(folder)
+    can_write = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
+    return None if can_write else f"cannot be written: {parent} is read-only, or not a folder"
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write JSON as `replace_text` does, and create the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -75,3 +75,14 @@ def test_ctrl_c_cuts_an_answer_and_not_the_conversation(monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", Mock(side_effect=["Hello", "/help", EOFError]))
     converse(Mock(side_effect=KeyboardInterrupt), Mock())
     assert capsys.readouterr().out == f"\n(cut)\n{HELP}\n\n"
+
+
+def test_without_a_network_the_hub_is_asked_once(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    (tmp_path / "rows.jsonl").write_text('{"problem": "Double 14.", "answer": "28"}')
+    for words in (["ask", "no/such", "2 + 2?"], ["evaluate", "--model", "no/such", "--data", f"{tmp_path}/rows.jsonl"]):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        assert main(words) == 2
+        note, error = capsys.readouterr().err.splitlines()
+        assert note.endswith("does not answer in 5 seconds: only files in the Hub's cache are read")
+        assert error.startswith("error: model='no/such' has no configuration or tokenizer that can be loaded")

@@ -47,6 +47,12 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     assert (second / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
 
 
+def test_a_folder_that_cannot_be_written_is_named_before_the_merge(run, capsys):
+    for option in ("--merge", "--gguf"):
+        assert main(["export", str(run), option, str(run / "config.yaml/x")]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {option[2:]}='{run}/config.yaml/x' cannot be written: ")
+
+
 def test_an_adapter_of_tied_embeddings_is_not_merged_into_another_model(small, run, tmp_path, capsys):
     tied = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(small, tie_word_embeddings=True))
     tied.save_pretrained(small_tied := tmp_path / "tied")

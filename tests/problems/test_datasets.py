@@ -291,7 +291,7 @@ def test_with_neither_local_data_nor_the_hub_one_line_says_what_to_do(hub, monke
     message = (
         "dataset='gsm8k' is not in a local folder, and openai/gsm8k cannot be loaded from the Hub "
         "(OSError: [Errno -2] Name or service not known): "
-        "set GRPO_MATH_DATA to a folder that contains gsm8k/test.jsonl, or pass --dataset generated"
+        "set GRPO_MATH_DATA to a folder that contains gsm8k/test.jsonl, or name another data set"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
         load_problems("gsm8k", "test")

@@ -85,7 +85,7 @@ def test_an_adapter_is_loaded_on_the_whole_model_that_sees(run, tmp_path):
                 "**20.0% before, 70.0% after: +50.0 points**, 95% paired interval ",
                 ", n = 10.",
                 "| accuracy | 20.0% | 70.0% | +50.0 points |",
-                "10 problems: 6 went from wrong to correct, 1 back (McNemar, exact: p = 0.12).",
+                "10 problems: 6 went from wrong to correct, 1 back (McNemar: p = 0.12).",
                 "With the prompt that it was trained on, the template `gsm8k`:",
                 "max_new_tokens=300, do_sample=False",
                 "| `learning_rate` | 1e-06 |",

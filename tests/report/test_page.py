@@ -278,7 +278,7 @@ def test_the_terminal_table_lines_up():
         "correct, in the format          86    174           +88",
         "correct, not in the format       8     16            +8",
     ]
-    assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar, exact: p = ")
+    assert table[-1].startswith("256 problems: 110 went from wrong to correct, 14 back (McNemar: p = ")
 
 
 def test_training_completions_come_as_chats_or_as_text(run):
