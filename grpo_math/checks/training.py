@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, Trainer, get_scheduler
 from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, as_config_error
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.trainer.config import MathGRPOConfig
@@ -38,11 +38,8 @@ def probe(settings: RunSettings, config: MathGRPOConfig) -> None:
         "report_to": lambda: [callback() for callback in get_reporting_integration_callbacks(config.report_to)],
     }
     for name, attempt in attempts.items():
-        try:
+        with as_config_error(name, config.to_dict()[name], "cannot be used", "correct it, or leave it out"):
             attempt()
-        except (ImportError, RuntimeError, TypeError, ValueError) as error:
-            value = config.to_dict()[name]
-            raise ConfigError(name, value, f"cannot be used ({error})", "correct it, or leave it out") from None
 
 
 def can_sample(config: MathGRPOConfig) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from grpo_math.errors import ConfigError, first_line
+from grpo_math.errors import ConfigError, as_config_error
 
 Message = dict[str, Any]
 Tool = Callable[..., Any]
@@ -70,15 +70,13 @@ def prepare(tokenizer: Any, tools: Sequence[Tool]) -> str | None:
     if not supports_tool_calling(tokenizer):
         reason = "cannot be called: the chat template of this model renders no calls"
         raise ConfigError("tools", names, reason, "use a model that calls tools, such as Qwen2.5-1.5B-Instruct")
-    try:
+    reason = "cannot be called: TRL does not know this model's chat template"
+    with as_config_error("tools", names, reason, "use a model that it knows, such as Qwen2.5-1.5B-Instruct"):
         if not (getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)):
             add_response_schema(tokenizer)
         # Results are appended to the sampled tokens. TRL has a variant of a template that renders an earlier turn
         # differently when a result follows.
         return None if is_chat_template_prefix_preserving(tokenizer) else get_training_chat_template(tokenizer)
-    except ValueError as error:
-        reason = f"cannot be called: TRL does not know this model's chat template ({first_line(error)})"
-        raise ConfigError("tools", names, reason, "use a model that it knows, such as Qwen2.5-1.5B-Instruct") from None
 
 
 def _parsed(tokenizer: Any, ids: Any, **settings: Any) -> Any:
