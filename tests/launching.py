@@ -44,10 +44,10 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, more: str = ", a GPU, [N/A]") -> None:
+def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, more: str = ", [N/A]") -> None:
     """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code.
 
-    ``more``: the name and the compute capability of each GPU.
+    ``more``: the compute capability of each GPU.
     """
     rows = gpus.replace("\\n", f"{more}\\n")
     of_query = f"case $1 in *apps*) printf '{processes}';; *) printf '{rows}';; esac"

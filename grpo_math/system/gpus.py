@@ -16,15 +16,12 @@ DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
 class Gpu(NamedTuple):
     """A GPU as nvidia-smi lists it: its number, GB of memory, and the other processes that use it ("" if unused).
 
-    The memory that a desktop takes is left out of ``gb``. ``used_mb``: the MB in use. ``capability``: the compute
-    capability, None if unknown.
+    The memory that a desktop takes is left out of ``gb``. ``capability``: the compute capability, None if unknown.
     """
 
     number: int
     gb: float
     used_by: str
-    used_mb: int = 0
-    name: str = ""
     capability: float | None = None
 
 
@@ -53,8 +50,8 @@ def visible_gpus() -> list[Gpu]:
     gpus = {}
     try:
         processes = ask_nvidia_smi("compute-apps=gpu_uuid,pid")
-        columns = "gpu=index,uuid,memory.total,memory.used,name,compute_cap"
-        for index, uuid, total, used, name, capability in ask_nvidia_smi(columns):
+        columns = "gpu=index,uuid,memory.total,memory.used,compute_cap"
+        for index, uuid, total, used, capability in ask_nvidia_smi(columns):
             pids = ", ".join(pid for gpu, pid in processes if gpu == uuid and pid != str(os.getpid()))
             used_mb = int(used) if used.isdigit() else 0
             taken = used_mb if used_mb > int(total) / 10 else 0
@@ -62,7 +59,7 @@ def visible_gpus() -> list[Gpu]:
             by = f"process {pids}" if pids else hidden
             gb = (int(total) - (0 if by else taken)) / 1024
             known = float(capability) if capability[:1].isdigit() else None
-            gpus[uuid] = Gpu(int(index), gb, by, used_mb, name, known)
+            gpus[uuid] = Gpu(int(index), gb, by, known)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
     if (selection := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:

@@ -730,7 +730,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(check_services, "SECONDS", 60.0)
     # Without the cache, which would keep another test's GPUs.
     monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
-    listed = "".join(f"{i}, GPU-{i}, 24576, 3, a GPU, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
+    listed = "".join(f"{i}, GPU-{i}, 24576, 3, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
     launching.nvidia_smi(here, listed, more="")
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     replaced = {
