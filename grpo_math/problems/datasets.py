@@ -216,10 +216,6 @@ def _refuse_misread(rows: list[Row], file: str, accepted: which.Columns, as_is: 
         raise ConfigError("dataset", file, reason, f"give --columns answer=NAME, or answer={answer_key} to keep them")
 
 
-def _shows_gold(row: Row) -> bool:
-    return row["answer"] in NUMBER.findall(row["problem"])
-
-
 # Finding the rows
 
 
