@@ -1,17 +1,14 @@
-"""Save a trained LoRA adapter for vLLM, and reject adapters that vLLM cannot serve.
+"""Reject adapters that vLLM cannot serve, and compute log-probs as the canary compares them.
 
 vLLM adds ``lora_alpha / r * B A`` to linear layers, with the same rank and alpha in every layer. It rejects other
 contents of an adapter late, ignores them, or scales them wrongly.
 """
 
-from copy import copy
-from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftType, get_peft_model_state_dict
+from peft import LoraConfig, PeftType
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from grpo_math.errors import ConfigError
@@ -52,32 +49,6 @@ def refuse_unserved(model: Any) -> None:
 
 def _refusal(name: str, value: object, reason: str) -> ConfigError:
     return ConfigError(name, value, f"cannot be synced as an adapter ({reason})", MERGED)
-
-
-def adapter_tensors(model: Any, gathered: Any) -> dict[str, Tensor]:
-    """Return the trained tensors on the CPU, under the names of a saved adapter.
-
-    ``gathered(parameters)`` is a context in which sharded parameters are whole (TRL's `gather_params`). Both are
-    collectives: every rank calls this function.
-    """
-    named = {name: p for name, p in model.named_parameters() if "lora_" in name and f".{ADAPTER}." in name}
-    with gathered(list(named.values())):
-        # FSDP 2 has sharded DTensors. peft itself would read them, and every base weight, from `model.state_dict()`.
-        full = {name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach() for name, p in named.items()}
-        # With "auto", peft would ask the Hub for config.json, unless the base is a local folder.
-        saved = get_peft_model_state_dict(model, state_dict=full, adapter_name=ADAPTER, save_embedding_layers=False)
-        # Cloned: ZeRO-3 splits the parameters again at the end of this context, and `cpu` copies nothing on a CPU.
-        return {name: tensor.cpu().clone().contiguous() for name, tensor in saved.items()}
-
-
-def save_adapter(model: Any, tensors: dict[str, Tensor], folder: Path, scale: float = 1.0) -> None:
-    """Write a new folder that vLLM can load. ``scale`` multiplies the adapter's effect."""
-    folder.mkdir(parents=True)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    # A copy, because the trainer's own lora_alpha must not change.
-    config = copy(model.peft_config[ADAPTER])
-    config.lora_alpha *= scale
-    config.save_pretrained(str(folder))
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from small_generation import small_model
 from small_vllm import adapted
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.adapters import adapter_tensors, logps, refuse_unserved, save_adapter
+from grpo_math.generation.adapter_store import AdapterStore
+from grpo_math.generation.adapters import logps, refuse_unserved
 
 PROMPT, COMPLETION = [5, 6, 7, 30], [11, 12, 13]
 
@@ -46,10 +47,11 @@ def test_a_saved_adapter_is_the_policy_with_its_effect_scaled(settings, scale, m
     refuse_unserved(policy)
     policy.add_adapter("ref", policy.peft_config["default"])
     gathered = []
-    tensors = adapter_tensors(policy, lambda parameters: nullcontext(gathered.extend(parameters)))
+    store = AdapterStore(policy, lambda parameters: nullcontext(gathered.extend(parameters)), tmp_path, 0)
+    tensors = store.gather_next()
     assert len(gathered) == len(tensors) == 8  # A and B of two maps in two layers, without those of the reference
-    save_adapter(policy, tensors, tmp_path / "new" / "folder", scale)
-    saved = PeftModel.from_pretrained(small_model(), tmp_path / "new" / "folder")
+    store.write(tensors, scale)
+    saved = PeftModel.from_pretrained(small_model(), store.current)
     plain = logps(policy, PROMPT, COMPLETION)
     with rescale_adapter_scale(policy, scale):
         ours = logps(policy, PROMPT, COMPLETION)
