@@ -3,8 +3,10 @@
 import contextlib
 import io
 import json
+import logging
 import os
 import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,6 +15,7 @@ import pytest
 from grpo_math import __version__
 from grpo_math.cli import COMMANDS, command_parser, main, recipe_first
 from grpo_math.settings.fields import TABLES
+from grpo_math.system import streams
 from grpo_math.system.machine import versions
 
 
@@ -54,6 +57,16 @@ def test_help_is_a_command_and_a_run_needs_no_option(capsys):
     parser = command_parser("evaluate")
     runs = [parser.parse_args(words).run for words in (["runs/a", "--data", "d"], ["--run", "runs/a"], ["--n", "5"])]
     assert runs == ["runs/a", "runs/a", None]
+
+
+def test_what_deepspeed_prints_without_a_gpu_is_no_part_of_an_answer(capsys):
+    streams.quiet()
+    logger, handler = logging.getLogger("DeepSpeed"), logging.StreamHandler(sys.stdout)
+    logger.addHandler(handler)
+    logger.warning("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.")
+    logger.warning("another line")
+    logger.removeHandler(handler)
+    assert capsys.readouterr().out == "another line\n"
 
 
 def test_a_command_on_a_full_disk_ends_with_one_line(monkeypatch, capsys):

@@ -33,6 +33,8 @@ def quiet() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     # bitsandbytes suggests a kernel from the Hub.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    # DeepSpeed reports on stdout that it finds no GPU. Stdout is for the answer, which --json makes a JSON object.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in str(record.msg))
 
 
 def say(label: str, text: str) -> None:
