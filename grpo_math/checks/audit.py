@@ -70,12 +70,7 @@ Fault = tuple[int, Finding]
 
 
 def audit(
-    settings: RunSettings,
-    tests: str,
-    prompt_tokens: int,
-    clean: str | None,
-    bare_numbers: bool,
-    keep_choices: bool = False,
+    settings: RunSettings, tests: str, prompt_tokens: int, clean: str | None, bare_numbers: bool, keep_choices: bool
 ) -> tuple[dict[str, Any], str]:
     """Audit the data set of a recipe, and write the clean rows to ``clean``. Return the result, and the result as text.
 

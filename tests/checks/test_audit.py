@@ -1,9 +1,11 @@
 """The audit: each planted fault is found on its line, and nothing else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from grpo_math.checks import audit
 from grpo_math.checks.audit import repeated
 from grpo_math.checks.row_kinds import faults, habits
 from grpo_math.cli import main
@@ -262,6 +264,17 @@ def test_a_file_without_a_row_that_can_be_read_is_one_line(content, here, capsys
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "mine.jsonl" in err
+
+
+@pytest.mark.parametrize(
+    ("split", "compared"), [("test", ["math500"]), ("train[:9]", ["gsm8k", "math500"]), ("train", ["gsm8k", "math500"])]
+)
+def test_a_test_set_is_not_compared_with_itself(split, compared, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(audit, "load_problems", lambda name, *_, **__: loaded.append(name) or [])
+    settings = SimpleNamespace(dataset="gsm8k", dataset_split=split)
+    assert [*audit.overlap_faults([], "gsm8k, math500", settings, [])] == []
+    assert loaded == compared
 
 
 def test_a_gold_answer_of_a_third_of_the_problems_is_reported(here, capsys):
