@@ -11,7 +11,7 @@ from grpo_math.errors import require_choice
 from grpo_math.grading.equal import spelled, units
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, value
-from grpo_math.grading.vocabulary import START, whole_words
+from grpo_math.grading.vocabulary import LANGUAGES, START, whole_words, words
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ _LATEX_FRACTION = re.compile(r"\\frac ?\{? ?(\d+?) ?\}? ?\{? ?(\d+) ?\}?")
 _ONE_NUMBER = re.compile(
     r"[-+]? ?(?:(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:[.,]\d+)?|\.\d+)|(?:\d+ )?((\d+) ?/ ?(\d+))) ?%?"
 )
-_IS_CALCULATION = re.compile(_CALCULATION)
+# An operator or a root: a calculation that is left undone, unless it is a power of ten.
+_UNDONE = re.compile(r"[\d)}!] ?(?:[-+/÷!^]|(?:[*×·]|\\times|\\cdot)(?! ?10 ?\^))|\\(?:sqrt|[dt]?frac|binom|div)|√")
 
 
 def in_format_for(gold: str, completion: str, answer_format: str, answer: str = "", problem: str = "") -> bool:
@@ -138,7 +139,14 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
         return is_one_number(answer, gold) and _has_only_a_unit(answer, gold, problem)
     if answer_format == "boxed":
         return _has_only_a_unit(answer, gold, problem)
-    return _IS_CALCULATION.fullmatch(answer) is None
+    result = answer.rpartition("=")[2]
+    return is_one_number(result, gold) or _UNDONE.search(result) is None
+
+
+# Words of the problem that may not follow a number: "36 dozen", "36 moitié". English multipliers are never a unit for
+# `units.split`.
+_NO_WORDS_OF_PROBLEM = words("is") | words("not") | words("maybe") | words("changes") - {*LANGUAGES["en"]["changes"]}
+_NO_WORDS_OF_PROBLEM |= {"dozen", "dozens"}
 
 
 def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
@@ -153,11 +161,10 @@ def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
     """
     plain = clean(answer)
     bare, unit = units.split(plain)
-    behind, known = (
-        (plain[len(bare) :], f"{gold} {problem}") if unit is not None else (re.split(r"\d", plain)[-1], gold)
-    )
-    others = units.other_words(behind)
-    return all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)
+    others = units.other_words(plain[len(bare) :] if unit is not None else re.split(r"\d", plain)[-1])
+    changed = unit is None or not _NO_WORDS_OF_PROBLEM.isdisjoint(map(str.lower, others))
+    known = gold if changed else f"{gold} {problem}"
+    return "?" not in answer and all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)
 
 
 def is_one_number(answer: str, gold: str) -> bool:

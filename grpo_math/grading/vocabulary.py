@@ -8,6 +8,7 @@ Position finds an answer in every language. A word only sharpens it, or refuses 
     changes   words that change the value directly behind them: minus, double, the cube of
     after     words that change the value directly before them: thousand, dozen, "is not" where it follows
     and, or   words between two boxes, or two values, that are one list
+    to        words between the two ends of a range
     is        words between a subject and its value
     maybe     words between two values, one of which is not meant
     decimal   the decimal sign

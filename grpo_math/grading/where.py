@@ -51,7 +51,8 @@ _TAG = re.compile(r"<answer>((?:(?!<answer>|</answer>).)*)(?:</answer>)?", re.DO
 _HASHES = re.compile(r"####\s*([^\n]+)")
 # Calculator marks, as in GSM8K's "= <<3+4=7>>7", chat tokens, and the marks of bold text.
 _REMOVED = re.compile(
-    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span)/?>|`"
+    r"<<[^<>\n]{1,100}>>|<\|[A-Za-z_]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|eos|end_of_turn)/?>|```json\b|`"
+    r"|~~[^~\n]{1,60}~~|- (?<![^\n]..)(?=\*\*)|> (?<![^\n]..)"
     rf"|\*\*(?![\w(])|\*\*(?<![\w)]\*\*)|\*\*(?={FOREIGN})|\*\*(?<={FOREIGN}\*\*)"
 )
 
@@ -99,15 +100,18 @@ _CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A|[①-⑳]")
 _CLAUSE = r"(?!(?:is|are|was|because|since|as|so|or|and|not|but|nor)\b|[,;/&|=<>])"
 _CHOICE_WITH_TEXT = re.compile(
     r"(?:\A|\b(?:is|[Oo]ption|choice|answer):? )\(?([A-J])(?:\)|[.:](?=\s))\s*" + _CLAUSE + r"(\S.*)\Z"
-    r"|(?<![\w(])\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
+    r"|\b(?:[Oo]ption|[Cc]hoice) \(?([A-J])\)?(?:, | is (?:the )?correct(?: one| option| choice| answer)?: )"
+    + _CLAUSE
+    + r"(\S.*)\Z"
+    r"|(?<![\w(])(?<!\bnot )(?<!\bNot )\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
     re.DOTALL,
 )
-_MARKED = re.compile(r"[A-J][).:,]")  # for speed
+_MARKED = re.compile(r"[A-J](?:[).:,]| is )")  # for speed
 # The text of an option, or a clause behind "yes" or "no", matters only to a gold answer of that kind.
 _KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)(?:[,.;:!]| [–—-])) +(\S.*)", re.DOTALL)
 _ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
 _QUOTED = re.compile(r"""["“„「『«]((?:[^"“”」』»\\\n]|\\.){1,400})["“”」』»]""")
-_AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:[,.;:!}]| [–—-]) ")
+_AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:(?:[,.;:!}]| [–—-]) | \()")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
 _MAYBE = "(?:maybe|perhaps|possibly)"
@@ -121,7 +125,7 @@ _UNIT = re.compile(
     rf" {_POWER.pattern}| [ap]\.m\b|{FOREIGN}*(?: [^\s,;:.!?。？()=$\\\d\u0370-\u03ff]+){{0,2}}(?: per [A-Za-z]+)?"
 )
 
-_AROUND = " *'\"“”„「」『』«»>,✅✔✓→⇒"  # a value: quotes, bold, a quotation, a cell of a table
+_AROUND = " #*'\"“”„「」『』«»,✅✔✓→⇒🎉👍🎯"  # a value: quotes, bold, a quotation, a cell of a table
 LABELS = tuple(words("answer"))
 ASCII_LABELS = tuple(filter(str.isascii, LABELS))
 # "A: 42" at the start of a line, and a heading.
@@ -160,26 +164,34 @@ _CHANGED, _CHANGED_ASCII = (
 _SO = re.compile(r"\b(?:so|then|thus|hence|therefore)\b")
 # Between two values, one of which is not meant.
 _OTHERWISE = re.compile(
-    rf"(?:{START}|(?=[\u0e00-\U0010ffff])){either('or', 'maybe')}|[/|~…∨]|\.\.\.|\\lor", re.IGNORECASE
+    rf"か\Z|(?:{START}|(?=[\u0e00-\U0010ffff])){either('or', 'maybe')}|[/|~…∨]|\.\.\.|\\lor", re.IGNORECASE
 )
 _NO_NOUN = re.compile(rf"{FOREIGN}|(?:because|since|as|so|and|not|but)\b|{either('or', 'maybe')}")
-_OR = re.compile(r"[,;]? (?:[^\W\d_]+ ){0,3}(?:or|otherwise|else) ")
+# Between the last two values, both of which are the answer: "5 or 6", "from 5 to 6", "the numbers are 5 and 6".
+_BOTH = re.compile(
+    rf"(?P<or>[,;]? (?:[^\W\d_]+ ){{0,3}}(?:or|otherwise|else) )|,? ?(?:and|{either('to')}) ?", re.IGNORECASE
+)
 _JOINING = re.compile(
-    r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
+    r" (?:[a-z]+ )?(?:(?:out )?of|to|until|through|to the power of) (?:[a-z]+ )?| if [^\d]{1,30}, ?"
+    r"| (?!(?:because|since|as|in|for|per|at|by|every|after|when|while|so|hence|thus)\b)[^\W\d_]{2,20} "
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
 _PART = re.compile(r"\(?([a-d])[).] *(\S.*)")
-# "239, which is 3 more than before": a comparison with another value.
+# "239, which is 3 more than before", "42, not 41": a comparison with another value.
 _COMPARED = re.compile(
-    r", (?:which is )?\S{1,9} (?:[a-z]+ )?(?:more|fewer|less|greater|higher|lower) (?:[a-z]+ )?than\b.*\Z"
+    rf"(?:,| and|, and) {either('not')} [-$€£]?\d\S{{0,12}}\Z"
+    r"|, (?:which is )?\S{1,9} (?:[a-z]+ )?(?:more|fewer|less|greater|higher|lower) (?:[a-z]+ )?than\b"
 )
 _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
 # The value behind "is" in a sentence: "8 pens cost 12".
 _PREDICATE = re.compile(rf"{START}{either('is')}(?:\s{{1,9}}[^\W\d_]{{1,30}})?\s{{0,9}}[$€£¥₹]?\Z", re.IGNORECASE)
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
-_RANGE = re.compile(r"\b(?:(?:from|between) \S+ (?:to|and)|are \S+ and) \Z")
 # The rest of the sentence describes the value, unless another clause has another value: "12 dollars to buy 5, so 5".
-_PURPOSE = re.compile(r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b|\b(?:for|in) \Z")
+_PURPOSE = re.compile(
+    r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b|\b(?:for|in|every|per) \Z"
+    r"|(?:\b(?:pour [^\W\d_]{2,20}[ei]r|para [^\W\d_]{1,20}[aei]r|per [^\W\d_]{2,20}re|чтобы|щоб)|, (?:um|żeby|aby))\b"
+    r"(?=[^,;]{0,60}\Z)"
+)
 _NEW_CLAUSE = re.compile(
     r"[;–—]|:(?!\d)|\b(?:so|then|thus|hence|therefore|which|but|not)\b|, (?:or|it|that|this|giving|leaving|making)\b"
 )
@@ -187,6 +199,10 @@ _NEW_CLAUSE = re.compile(
 _UNSOLVED = re.compile(
     r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{0,40}(?:[-−+*/] ?\S{1,9}|\d[a-z]) ?\Z"
 )
+# A sum or an equation at the end of a sentence: "the nth term is 3n + 2".
+_TERM = r"(?!\S{0,20}[^\W\d_]{2})[^\s=,;:$\\]{1,20}"
+_EXPRESSION = re.compile(rf"\b(?:is|as|equation):? ((?:{_TERM} ){{1,12}}{_TERM}(?: = 0)?)\Z")
+_VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?![^\W\d_])")
 _MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # more terms: "- 3" behind "-5x"
 _NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
 _NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
@@ -195,7 +211,8 @@ _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
 _STOP = (
-    r"(?<!\A[A-J])(?<![\n*(][A-J])(?<!\bRs)\.(?=\s|\Z)|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
+    r"(?<!\A[A-J])(?<![\n*(][A-J])(?<!\bRs)(?<!\d\.\.)\.(?=\s|\Z)"
+    r"|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
 )
 _QUESTION = r"(?P<question>\?(?=[\s*]|\Z)|？)"
 _NEXT_LINE = r"</|【|\n(?:[^\S\n]*+[*#]*+\d{1,2}\.(?=\s+\S))?"
@@ -219,7 +236,9 @@ class _Mark(NamedTuple):
 
 # 1.250,50: a comma is decimal and a point separates thousands, in a text with such a number or with a label of a
 # language that writes so.
-_COMMA = re.compile(r"(?<![\d.,({\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12})(?![.,]*\d)")
+_COMMA = re.compile(
+    r"(?<![\d.,({\[])(\d{1,3}(?:\.\d{3})+|\d+),(\d{1,2}|\d{4,12}|(?:(?<=\b0,)|(?<=\d{4},)|(?<=\.\d{3},))\d{3})(?![.,]*\d)"
+)
 _INDIAN = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")  # 3,00,000
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:\.\d{3})+(?![.,]*\d)")
 _COMMA_HABIT = re.compile(
@@ -539,7 +558,8 @@ def _value(text: str, behind: bool = False) -> str:
 
     Directly ``behind`` a label the first value is the answer.
     """
-    text = text.strip(_AROUND).lstrip("}").rstrip(".!" if behind else ".")
+    text = text.strip(_AROUND).lstrip("}")
+    text = text if text.endswith("...") else text.rstrip(".!" if behind else ".")
     if "than" in text:
         text = _NO_LATER.sub("", text)
     text = text.removesuffix("}" * (text.count("}") - text.count("{")))  # of the braces around the phrase
@@ -548,15 +568,17 @@ def _value(text: str, behind: bool = False) -> str:
     if not (_has_prose(text) or (behind and _CHOICE_WITH_TEXT.match(text))):
         return text
     if _MARKED.search(text) and (choice := _CHOICE_WITH_TEXT.search(text)):
-        return f"({choice[1] or choice[3]}) {choice[2] or choice[4]}"
+        return "({}) {}".format(*filter(None, choice.groups()))
     if _AFFIRMED.match(text):
         return text
-    if "than" in text and (compared := _COMPARED.search(text)) and _VALUED.search(text, 0, compared.start()):
+    if (compared := _COMPARED.search(text)) and _VALUED.search(text, 0, compared.start()):
         return _value(text[: compared.start()], behind)
     outside, _, inside = text.rpartition(" (")
     if outside and "=" in inside and inside.endswith(")"):  # 42 (since 6 * 7 = 42)
         result = inside.rpartition("=")[2].strip(" $)")
         return result if _value(outside, behind).strip("$").startswith(result) else text
+    if (expression := _EXPRESSION.search(text)) and _VARIABLE.search(expression[1]) and _OPERATOR.search(expression[1]):
+        return expression[1]
     return _value_in_prose(text, behind)
 
 
@@ -594,16 +616,18 @@ def _value_in_prose(text: str, behind: bool) -> str:
         between = text[one.end() : two.start()] if near else ""
         if _OTHERWISE.search(between) and not _SO.search(between):
             return text[one.start() :]
-    value = chosen.group().rstrip(" .,;:!?*")
+    value = chosen.group().rstrip(" ,;:!?*" if chosen.group().endswith("...") else " .,;:!?*")
+    listed = [chosen]
     if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
-        before = values[-2]
-        if _OR.fullmatch(text, before.end(), chosen.start()) or _RANGE.search(text, 0, chosen.start()):
-            return text[before.start() :]
+        joined = _BOTH.fullmatch(text, values[-2].end(), chosen.start())
+        if joined and (joined["or"] or "=" not in values[-2].group() + value):
+            ends = [one.end() for one, two in pairwise(values[:-1]) if text[one.end() - 1 : two.start()] != ", "]
+            listed = [one for one in values if one.start() >= max(ends, default=0)]
     # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
     changed = (_CHANGED_ASCII if text.isascii() else _CHANGED).search(text, max(0, chosen.start() - 60), chosen.start())
     if _CHOICE.fullmatch(value) and not changed:
         return _choice(text, chosen)
-    start = changed.start() if changed else chosen.start()
+    start = min((changed or chosen).start(), listed[0].start())
     if equal >= 0 and (unsolved := _UNSOLVED.search(text, 0, equal)):
         start = unsolved.start()
     if equal >= 0 and (more := _MORE.match(text, chosen.end())) and not _NOT.search(text, 0, chosen.start()):

@@ -62,14 +62,16 @@ def test_no_sentence_goes_on_behind_one_number(text):
         assert grade_batch([f"50 {text}"], [completion], answer_format=name)[0].in_format
 
 
-PROBLEM = "Mara ist nicht krank. Wie viele rote Äpfel? 他有多少苹果? कितने सेब हैं? How many dozen is it not?"
+PROBLEM = (
+    "Mara ist nicht krank. Wie viele rote Äpfel? 他有多少苹果? कितने सेब हैं? How many dozen is it not? Hälfte, moitié"
+)
 
 
 @pytest.mark.parametrize(
     ("text", "met"),
     [
-        *((text, True) for text in ("rote Äpfel", "äpfel", "苹果", "सेब", "dozen", "")),
-        *((text, False) for text in ("Äpfe", "pfel", "Birnen", "nicht", "is not")),
+        *((text, True) for text in ("rote Äpfel", "äpfel", "苹果", "सेब", "")),
+        *((text, False) for text in ("Äpfe", "pfel", "Birnen", "nicht", "is not", "dozen", "Hälfte", "moitié")),
     ],
 )
 def test_words_of_the_problem_may_follow_one_number_unless_they_change_it(text, met):

@@ -13,7 +13,7 @@ spellings. grading_pairs_rewritten.jsonl has 120 gold answers of GSM8K and MATH,
 in ten ways that keep the value and in ten that do not. grading_tongues.jsonl has sentences in twenty further languages,
 ten of which vocabulary.json lacks. Each row of grading_tongues_2.jsonl was decided wrongly once:
 several answers, negated choices, and units, decimals and intervals as other languages write them. grading_kinds.jsonl
-has kinds of versions 17 and 18: the text of an option, "Yes, ...", a quantity with its value, quotes, a sentence that
+has kinds of versions 17 to 19: the text of an option, "Yes, ...", a quantity with its value, quotes, a sentence that
 goes on, lists in JSON, units of one quantity.
 """
 

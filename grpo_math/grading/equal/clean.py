@@ -46,6 +46,7 @@ GREEK_UNIT = re.compile(
     rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?(?=\s*\}}?\Z)"
 )
 FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d{1,2}(?:\.\d{1,9})?)\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
+DOTS = re.compile(r"(?<=\.)((\d{1,3}?)\2\2)(?:\.{3}|…)")  # 0.333...
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
 MONEY = "\x01"  # replaces an escaped dollar sign while the dollar signs around mathematics are removed
@@ -170,13 +171,13 @@ FORMS = [
             r" \\approx \1",  # \sqrt{2} (about 1.41)
         ),
         (rf"(?<=\d)(?:['’][^\W\d_]{{2,5}}|-{FOREIGN}{{2,3}})\Z", ""),  # 48'dir, 5-ый
-        (r"(?:\A(?=\(a\).*\(b\))|(?<=[,;] ))\(([a-e])\) ?(?=-?[\d$\\])", r"\1 = "),  # (a) 3, (b) 5
+        (r"(?<=\w)[,;]?(?: and)? \(([b-e])\) ?(?=-?[\d$\\])", r", \1 = "),  # (a) 3, (b) 5
+        (r"\A\(a\) ?(?=[^=]*, b = )", "a = "),
         (
             r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
         ),
         (r"(\\equiv.*)\\mod(?![a-z])", r"\1\\pmod"),
-        (r"\A(-?[\d,.]+) [Dd]ay\Z", r"\1"),
         (r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
         (r"\A一?共有?\s*(?=\d)", ""),
         (r"(?<![A-Za-z\\])(?i:mph)\b", "mile per hour"),
@@ -196,6 +197,14 @@ FORMS = [
         (r"\A\\triangle\s*[A-Z]{3}\s*\\text\s*\{\s*(?=is an? )", r"\\text{it "),
         (r"(?<=\d)\s*[万萬](?!\d)", "*10^4 "),
         (r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
+        (r"(?<=\d) ?(?:lakhs?|lacs?|लाख|লাখ|লক্ষ)(?![^\W_])", "*10^5 "),
+        (r"(?<=\d) ?(?:crores?|करोड़|কোটি)(?![^\W_])", "*10^7 "),
+        (r"(?<=\$)( ?[\d.,]*\d) ?[kK]\Z", r"\1 thousand"),  # $60K
+        (r"(?<=\$)( ?[\d.,]*\d) ?M\Z", r"\1 million"),
+        (r"(?<=\$)( ?[\d.,]*\d) ?B\Z", r"\1 billion"),
+        (r"(?<=[\dA-F]),? \(?(?:in )?base (\d+)\)?\Z", r"_{\1}"),
+        (r"(?<=\d)/-\Z", ""),  # Rs 1500/-
+        (r"\Ahalf\Z", r"\\frac{1}{2}"),
         (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
         (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
         (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
@@ -203,11 +212,16 @@ FORMS = [
         (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
         (r"\\text\s*\{\s*\}", ""),
         (
-            r"\A(\d+)\s*(?:\\text\s*\{\s*)?(?:(?:with )?(?:an? )?[Rr]emainder(?: of)?|R|r\.|rem\.?)\s*\}?\s*(\d+)\Z",
+            r"\A(\d+)\s*(?:\\text\s*\{\s*)?"
+            r"(?:(?:with )?(?:an? )?[Rr]emainder(?: of)?|[Rr]\.?|rem\.?|余り?|나머지)\s*\}?\s*(\d+)\Z",
             r"\1 remainder \2",
         ),
         (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ":00"),
-        (r"\A(\d{1,2})(?::|h|\.(?=.*[ap]\.?m))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)", r"\1:\2"),
+        (r"\A(\d{1,2})(?::|h|\.(?=.*(?:[ap]\.?m|Uhr|uur)))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)", r"\1:\2"),
+        (r"\A(\d{1,2}) ?[点點時时시] ?(\d\d) ?[分분]\Z", r"\1:\2"),
+        (r"\A(\d{1,2}) ?(?:Uhr|uur)\Z", r"\1:00"),
+        (r"(?<=\d) in the morning\Z", " am"),
+        (r"(?<=\d) (?:in the (?:afternoon|evening)|at night)\Z", " pm"),
         (r"(?<=\d)['’](?=\d{3}(?!\d))", ""),  # 1'234
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
@@ -216,7 +230,7 @@ FORMS = [
         ),
         (r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
         (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
-        (r"\A\\text\s*\{\s*(Rs\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
+        (r"\A\\text\s*\{\s*(Rs?\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
         (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
         (r"\|\s*\.(?=-?\d)|\\left\s*\||\\right\s*\.", "|"),
         (
@@ -281,7 +295,7 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
-    text = FEET.sub(r"\1 ft \2 in", in_english(text))
+    text = DOTS.sub(r"\1\\ldots", FEET.sub(r"\1 ft \2 in", in_english(text)))
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text

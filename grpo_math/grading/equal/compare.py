@@ -30,7 +30,12 @@ from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 from grpo_math.grading.vocabulary import either
 
 # Notation of a quantity that a problem asks for: an integral, a limit, an expectation, dots.
-QUANTITY = re.compile(rf"{BEYOND.pattern}|\\(?:mathbb|Pr|partial|[lc]?dots)(?![A-Za-z])|\.\.\.|\][_^]|E\}}?\[|\\\|")
+QUANTITY = re.compile(
+    rf"{BEYOND.pattern}|\\(?:mathbb|Pr|Re|Im|partial|[lc]?dots)(?![A-Za-z])|\\frac ?\{{ ?d|\.\.\.|\][_^]|E\}}?\[|\\\|"
+)
+CONSTANT = re.compile(
+    r"(?<=[\w)}|]) ?\+ ?(?:C(?:_\{?[01]\}?)?|[ckK]|(?:\\text ?\{ ?)?const(?:ant)?\.? ?\}?)\Z"
+)  # of an integral
 THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
@@ -108,6 +113,8 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
         return Verdict.CORRECT, "same text"
     if not beyond(gold) and not AFFIRMED.match(answer):
         answer = _without_quantity(answer)
+    if CONSTANT.search(gold):
+        gold, answer = (CONSTANT.sub("+C", side) for side in (gold, answer))
     if GOLD_CHOICE.match(gold) is None:
         answer = CHOICE.sub("", answer)  # the text of a choice
     decided = same_words(gold, answer, compare)
@@ -179,7 +186,7 @@ def _without_quantity(text: str) -> str:
     ('\\frac{1}{2}', '24 + 26 = 50')
     """
     depth, start = 0, 0
-    for sign in re.finditer("[{}=]", text) if QUANTITY.search(text) else ():
+    for sign in re.finditer("[{}]|(?<![<>!])=", text) if QUANTITY.search(text) else ():
         depth += {"{": 1, "}": -1}.get(sign.group(), 0)
         if sign.group() == "=" and depth == 0:
             if not QUANTITY.search(text, start, sign.start()):

@@ -49,7 +49,8 @@ upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hb
 """.split()  # noqa: SIM905
 )
 NUMBER = re.compile(
-    r"(?:\d{1,3}(?:,\d{3})+(?![\d])|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?|\.\d+|\d+"
+    r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?"
+    r"|\.\d+|\d+"
 )
 THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
 PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")

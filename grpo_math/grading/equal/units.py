@@ -52,7 +52,10 @@ _SIZES: dict[str, tuple[int | Fraction, Unit]] = {
     "Pa": (1, {"N": 1, "m": -2}), "V": (1, {"W": 1, "A": -1}), "Ω": (1, {"V": 1, "A": -1}), "Hz": (1, {"s": -1}),
     "Wh": (1, {"W": 1, "h": 1}), "L": (1, {"dm": 3}), "min": (60, {"s": 1}), "h": (60, {"min": 1}),
     "day": (24, {"h": 1}), "week": (7, {"day": 1}), "year": (12, {"month": 1}), "dollar": (100, {"cent": 1}),
-    "ft": (12, {"in": 1}), "yd": (3, {"ft": 1}), "lb": (16, {"oz": 1}),
+    "ft": (12, {"in": 1}), "yd": (3, {"ft": 1}), "mile": (5280, {"ft": 1}), "lb": (16, {"oz": 1}),
+    "gallon": (4, {"quart": 1}), "quart": (2, {"pint": 1}), "pint": (2, {"cup": 1}), "hectare": (10_000, {"m": 2}),
+    "acre": (43_560, {"ft": 2}),
+    "century": (100, {"year": 1}), "decade": (10, {"year": 1}), "atm": (101_325, {"Pa": 1}), "tbsp": (3, {"tsp": 1}),
     "degree": (60, {"arcminute": 1}), "arcminute": (60, {"arcsecond": 1}),
     **{mark + line.split()[0]: (Fraction(10) ** power, {line.split()[0]: 1})
        for line in _METRIC if line for mark, (_, power) in _PREFIXES.items()},
@@ -66,7 +69,7 @@ CHANGES = (NUMBER_WORDS | _PARTS).union(
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
 most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
 quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandths millionth millionths repeating
-recurring factorials
+recurring factorials cos tan log exp
 """.split()  # noqa: SIM905
 )
 # "12 oder mehr" is not 12. "12 au total" is 12 in French.
@@ -79,14 +82,15 @@ _TOKEN = re.compile(
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
 _CODES = "|".join(name for name in _TABLE if re.fullmatch("[A-Z]{3}", name))
-_MONEY = re.compile(rf"(-?)\s*(?:[A-Z]{{1,2}}(?=\s?\\?\$))?\s*\\?([$£¥₠-₿]|{_CODES}|R[sp]\.?)\s*(?=-?[\d.\\({{])")
+_MONEY = re.compile(rf"(-?)\s*(?:[A-Z]{{1,2}}(?=\s?\\?\$))?\s*\\?([$£¥₠-₿]|{_CODES}|R[sp]?\.?)\s*(?=-?[\d.\\({{])")
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
     r"\\text\s*\{|"
     rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°| ?[¢£¥₠-₿]|{FOREIGN}|\\\$|[a-z]{{2}}|[A-Z][a-z]"
     r"|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, but 3g may be a product
-    r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) |(?<=[\d}]) ?\((?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
+    r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) "
+    r"|(?<=[\d}]) ?\((?!wrong|incorrect|false|not\b)(?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
     rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"
 )
 _VALUE_END = re.compile(r"(?:[\d)}\]%°!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
@@ -122,7 +126,10 @@ def measure(text: str) -> Unit | None:
     tokens = list(_TOKEN.finditer(text))
     if (
         not tokens
-        or any(token[3] and _AFTER.match(text, token.start(3)) and token[3] not in _TABLE for token in tokens)
+        or any(
+            token[3] and _AFTER.match(text, token.start()) and (token[3] not in _TABLE or token[3] == "in")
+            for token in tokens  # a measure is none in "in binary"
+        )
         or _FILLER.fullmatch(_TOKEN.sub("", text)) is None
     ):
         return None

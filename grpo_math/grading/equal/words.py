@@ -47,6 +47,7 @@ LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
 )
+IN_BRACKETS = re.compile(r"\A([A-J]) ?\(([^()]*[A-Za-z]{2}[^()]*)\)\Z")  # B (12 cm)
 # Behind a choice: what joins or denies it, or a second marked choice. Other text belongs to the option.
 _JOINED = (
     r"(?:or|and|nor|not(?: right| correct| true| \(?[A-J]|\W*\Z)|but|is|isn't|maybe|perhaps|etc|to [A-J])\b"
@@ -59,8 +60,8 @@ TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
 # "Yes, y = 0 is a solution": the clause does not say the opposite.
 AFFIRMED = re.compile(r"\W*(?:text\s*\{)?\s*(?:yes|no|true|false)\b", re.IGNORECASE)
-YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|(?:\}?[,.;:!]| -)(?!.*\b(?:no|false|or|not)\b))", re.I)
-NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|(?:\}?[,.;:!]| -)(?!.*\b(?:yes|true|or)\b))", re.I)
+YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|(?:\}?[,.;:!]| -| \()(?!.*\b(?:no|false|or|not)\b))", re.I)
+NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|(?:\}?[,.;:!]| -| \()(?!.*\b(?:yes|true|or)\b))", re.I)
 SAME_WORDS = {
     **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
     **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
@@ -72,11 +73,13 @@ SAME_WORDS = {
         f"quadrant {number}": f"{word} quadrant"
         for number, word in zip(("i", "ii", "iii", "iv"), ("first", "second", "third", "fourth"), strict=True)
     },
+    **{f"{noun}{verb}": verb for noun in ("series ", "sequence ", "integral ") for verb in ("converges", "diverges")},
+    **{f"{verb}ent{noun}": f"{verb}es" for noun in ("", " series", " integral") for verb in ("converg", "diverg")},
     **dict.fromkeys(("player 1", "first player"), "first player"),
     **dict.fromkeys(("player 2", "second player"), "second player"),
 }
 # "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
-ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) is (?!an? |not |no )([a-z]+)\Z")
+ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) (?:is|are) (?!an? |not |no )([a-z]+)\Z")
 PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
 WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
 MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
@@ -143,15 +146,17 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
     predicate = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
-    same = _words(plain_gold) in {_words(plain_answer), predicate and (_words(predicate[2]) or predicate[2])} - {""}
-    same = same or _listed(plain_gold) == _listed(plain_answer)
+    same = _words(plain_gold) in {_words(plain_answer), predicate and _words(predicate[2])} - {""}
+    same = (
+        same or _listed(plain_gold) == _listed(plain_answer) or bool(predicate and predicate[2] == plain_gold.lower())
+    )
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     return EQUAL if same else UNDECIDED
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" .")
+    return IN_BRACKETS.sub(r"(\1) \2", re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" ."))
 
 
 def _listed(text: str) -> str:
@@ -253,7 +258,7 @@ def _words(text: str) -> str:
     if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*1?2?", text):
         return SAME_WORDS.get(text.replace(" ", ""), "")
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
-    words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words))
+    words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words)).removesuffix(" function")
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
 
