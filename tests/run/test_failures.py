@@ -101,7 +101,7 @@ def test_the_others_end_with_a_line_and_the_run_goes_on_from_its_checkpoint(tiny
     process = start(command, log)
     until(lambda: steps_done(run_dir, 3), process, log)
     rank(process, 1).kill()
-    assert process.wait(60) == 128 + signal.SIGKILL
+    assert process.wait(120) == 128 + signal.SIGKILL
     output = log.read_text()
     assert "error: another rank does not answer (" in output
     assert "error: rank 1 (process " in output

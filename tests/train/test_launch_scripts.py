@@ -86,7 +86,7 @@ def submit(script, cluster, *arguments):
             stdout=output,
             stderr=output,
             start_new_session=True,
-            timeout=60,
+            timeout=120,
         )
     assert code == 0, log.read_text()
     return Path(cluster["CALLS"]).read_text().splitlines()
@@ -138,7 +138,7 @@ def test_wrong_arguments_are_one_line(script, arguments, job, line, cluster, tmp
     (tmp_path / "recipe.yaml").write_text(SERVED)
     environment = {**cluster, "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1", **job}
     command = ["bash", str(ROOT / "launch" / script), *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
     assert ended.stderr.startswith(line)
 

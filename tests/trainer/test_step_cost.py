@@ -28,9 +28,10 @@ def test_the_peak_is_that_of_the_phase_that_allocates(ours):
     trainer._generate_single_turn = after_allocating(trainer._generate_single_turn, 300 * MB)
     for step in measure_steps(trainer):
         needed = {phase: (cost.peak - cost.start) / MB for phase, cost in step.items()}
+        # Wide bounds: Linux counts resident pages in batches, which are larger on a machine with more cores.
         assert needed["scoring"] < 80
-        assert 90 < needed["update"] < 200
-        assert 290 < needed["generation"] < 400
+        assert 80 < needed["update"] < 240
+        assert 250 < needed["generation"] < 440
 
 
 def after_allocating(method, size):
