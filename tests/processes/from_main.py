@@ -1,6 +1,6 @@
 """`broadcast_from_main` in each of two processes of gloo: FOLDER -> FOLDER/RANK.json.
 
-Collectives time out after 2 seconds; the main process works for 6. The processes come together before that holds.
+Collectives time out after 4 seconds; the main process works for 6. The processes come together before that holds.
 """
 
 import json
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     (folder / f"{rank}.here").touch()
     while len(list(folder.glob("*.here"))) < 2:
         time.sleep(0.05)
-    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=2))
+    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=4))
     seen = []
     for call in CALLS:
         try:
