@@ -87,10 +87,6 @@ def run(args: Namespace) -> Answer | int:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     if args.n is not None and args.n < 1:
         raise ConfigError("n", args.n, "is not a number of problems", "give 1 or more, or leave it out for all")
-    if args.output:
-        folder = Path(args.output).parent if args.output.endswith(".json") else Path(args.output)
-        if reason := unwritable(folder):
-            raise ConfigError("output", args.output, reason, "name another one")
     try:
         sides, probes = evaluations(args)
     except KeyboardInterrupt:
@@ -127,6 +123,8 @@ def requested(args: Namespace) -> Requested:
         run = from_run.read(args.run, args.output, args.checkpoint)
     else:
         run = from_run.RunModels({"": (args.model, args.adapter)}, Path(args.output or "evaluations"))
+    if reason := unwritable(run.folder.parent if run.folder.suffix == ".json" else run.folder):
+        raise ConfigError("output", str(run.folder), reason, "name another one with --output")
     for name, is_for_one in (("output", str(args.output).endswith(".json")), ("columns", args.columns)):
         if is_for_one and len(names) != 1:
             reason = f"is for one data set, and there are {len(names)}" if names else "is for --data"

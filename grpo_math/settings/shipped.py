@@ -129,5 +129,8 @@ def copy(name: str) -> Path:
     target = Path(f"{name.removesuffix('.yaml')}.yaml")
     if target.exists():
         raise ConfigError("copy", name, f"exists already, as {target}", "rename that, or go to another folder")
-    target.write_bytes(shipped[target.stem][0].read_bytes())
+    try:
+        target.write_bytes(shipped[target.stem][0].read_bytes())
+    except OSError as error:
+        raise ConfigError("copy", name, f"cannot be written ({error.strerror})", "go to another folder") from None
     return target

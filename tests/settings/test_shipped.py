@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -36,6 +37,12 @@ def test_a_recipe_or_an_accelerate_config_is_copied_once(name, folder, file, cap
     assert Path(file).read_bytes() == (ROOT / folder / file).read_bytes()
     refusal = f"error: copy={name!r} exists already, as {file}: rename that, or go to another folder\n"
     assert capsys.readouterr() == (f"copied   {file}\n", refusal)
+    Path(file).unlink()
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert main(["train", "--copy", name]) == 2
+    assert capsys.readouterr().err == (
+        f"error: copy={name!r} cannot be written (Permission denied): go to another folder\n"
+    )
 
 
 @pytest.mark.parametrize(
