@@ -87,16 +87,20 @@ def _merge(base: str, adapter: str, target: str, model_init_kwargs: Mapping[str,
             trained = _logits(model, ids)
             with model.disable_adapter():
                 untrained = _logits(model, ids)
-            model.merge_and_unload().save_pretrained(target)
-            # Two models at a time would need twice the memory.
-            del model
-            # As others load it: tied weights become one tensor then.
-            merged = _logits(load_base(target, dtype="bfloat16"), ids)
-        if difference := _difference(merged, trained, untrained):
-            shutil.rmtree(target)
-            remedy = "use base and adapter side by side, or train without the tied embeddings (embed_tokens, lm_head)"
-            raise ConfigError("merge", target, difference, remedy)
-        tokenizer.save_pretrained(target)
+            try:
+                model.merge_and_unload().save_pretrained(target)
+                # Two models at a time would need twice the memory.
+                del model
+                # As others load it: tied weights become one tensor then.
+                merged = _logits(load_base(target, dtype="bfloat16"), ids)
+                if difference := _difference(merged, trained, untrained):
+                    remedy = "use base and adapter side by side, or train without the tied embeddings"
+                    raise ConfigError("merge", target, difference, f"{remedy} (embed_tokens, lm_head)")
+                tokenizer.save_pretrained(target)
+            # After Ctrl-C too: a part of a model looks like a model.
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
 
 
 def _logits(model: Any, ids: Any) -> Any:

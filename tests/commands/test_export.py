@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -45,6 +46,12 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
     assert capsys.readouterr().out == f"merged   {second}\n"
     assert load_tokenizer(str(second)).chat_template == byte_tokenizer().chat_template
     assert (second / "model.safetensors").read_bytes() == (target / "model.safetensors").read_bytes()
+
+
+def test_ctrl_c_leaves_no_part_of_a_model(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_math.commands.export._difference", Mock(side_effect=KeyboardInterrupt))
+    assert main(["export", str(run), "--merge", str(tmp_path / "part")]) == 130
+    assert not (tmp_path / "part").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_the_merge(run, capsys):
