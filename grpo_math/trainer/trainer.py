@@ -81,8 +81,7 @@ class MathGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = [*GRPOTrainer._tag_names, "grpo_math"]  # noqa: RUF012
-    # None until `__init__` has returned. TRL's tests call methods of a trainer without `__init__`.
-    grpo_math: Parts = cast(Parts, None)
+    grpo_math: Parts
 
     def __init__(
         self,
@@ -203,8 +202,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         sampler = super()._get_train_sampler(dataset)
-        if self.grpo_math:
-            self.grpo_math.queue.sampler = sampler
+        self.grpo_math.queue.sampler = sampler
         return sampler
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
@@ -303,7 +301,7 @@ class MathGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
-        tools = self.grpo_math and self.grpo_math.tools
+        tools = self.grpo_math.tools
         if not tools:
             return super()._tool_call_loop(prompts, *arguments)
         functions = [a | b for a, b in zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)]
