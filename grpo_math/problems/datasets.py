@@ -331,7 +331,7 @@ def _hub_table(
 
     folder = home(address.path)
     local = folder.is_dir()
-    path = str(folder) if local else address.path
+    path = str(folder.absolute()) if local else address.path
     reason = f"is not in a local folder, and {path} cannot be loaded from the Hub"
     if local:
         reason, remedy = "is a folder that cannot be read", "check its files"

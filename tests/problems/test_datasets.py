@@ -446,6 +446,12 @@ def test_a_folder_of_save_to_disk_is_read(tmp_path):
                     load_problems(str(tmp_path / name), split)
 
 
+def test_the_current_folder_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "train.jsonl", *ROWS)
+    assert len(load_problems(".", "train")) == len(ROWS)
+
+
 def test_columns_may_be_a_mapping(tmp_path):
     file = write(tmp_path / "a.jsonl", {"Question": "a?", "meta": {"gold": 7}})
     columns = {"problem": "Question", "answer": "meta.gold"}
