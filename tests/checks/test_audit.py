@@ -223,6 +223,7 @@ def test_nothing_written_is_not_ok(here, capsys):
     ("usual", "other"),
     [
         ("What do {} apples and {} pears weigh in all, in kg?", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
+        ("What do {} apples and {} pears weigh in all, in kg?", "Wie viel wiegen Äpfel und Birnen?"),
         ("Сколько весят {} яблок?", "小明有十二个苹果，还剩多少个苹果？"),
         ("احسب {} + {}.", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
     ],
