@@ -1,4 +1,4 @@
-"""What several tests share: the embedded model, tiny models of the common families, and a tokenizer for them."""
+"""What several tests share: the embedded model, tiny random models, and a tokenizer for them."""
 
 import gc
 import logging
