@@ -145,8 +145,9 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
 
 # Words of the problem that may not follow a number: "36 dozen", "36 moitié". English multipliers are never a unit for
 # `units.split`.
-_NO_WORDS_OF_PROBLEM = words("is") | words("not") | words("maybe") | words("changes") - {*LANGUAGES["en"]["changes"]}
-_NO_WORDS_OF_PROBLEM |= {"dozen", "dozens"}
+_NO_WORDS_OF_PROBLEM = frozenset(("dozen", "dozens")).union(
+    words("is"), words("not"), words("maybe"), words("changes") - {*LANGUAGES["en"]["changes"]}
+)
 
 
 def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
@@ -162,6 +163,7 @@ def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
     plain = clean(answer)
     bare, unit = units.split(plain)
     others = units.other_words(plain[len(bare) :] if unit is not None else re.split(r"\d", plain)[-1])
+    others += re.findall("[α-ωάέήίόύώ]{3,}", answer)  # clean() has removed the unit "ευρώ"
     changed = unit is None or not _NO_WORDS_OF_PROBLEM.isdisjoint(map(str.lower, others))
     known = gold if changed else f"{gold} {problem}"
     return "?" not in answer and all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)

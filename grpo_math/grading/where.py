@@ -111,7 +111,7 @@ _MARKED = re.compile(r"[A-J](?:[).:,]| is )")  # for speed
 _KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)(?:[,.;:!]| [–—-])) +(\S.*)", re.DOTALL)
 _ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
 _QUOTED = re.compile(r"""["“„「『«]((?:[^"“”」』»\\\n]|\\.){1,400})["“”」』»]""")
-_AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:(?:[,.;:!}]| [–—-]) | \()")
+_AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:\}?(?:[,.;:!}]| [–—-]) | \()")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
 _ONE = r"\(?[A-J]\)?"
 _MAYBE = "(?:maybe|perhaps|possibly)"
@@ -177,9 +177,10 @@ _JOINING = re.compile(
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
 _PART = re.compile(r"\(?([a-d])[).] *(\S.*)")
-# "239, which is 3 more than before", "42, not 41": a comparison with another value.
+# "239, which is 3 more than before", "42, not 41", "$x + C$, where $C$ is constant": another value that is none.
 _COMPARED = re.compile(
-    rf"(?:,| and|, and) {either('not')} [-$€£]?\d\S{{0,12}}\Z"
+    r"(?:,? and not|, not| \(not| rather than) [-$€£]?\d\S{0,12}\Z"
+    r"|,? where \W{0,4}[A-Za-z]\b\S{0,12} (?:is|are|denotes|represents)\b"
     r"|, (?:which is )?\S{1,9} (?:[a-z]+ )?(?:more|fewer|less|greater|higher|lower) (?:[a-z]+ )?than\b"
 )
 _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
@@ -188,7 +189,7 @@ _PREDICATE = re.compile(rf"{START}{either('is')}(?:\s{{1,9}}[^\W\d_]{{1,30}})?\s
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 # The rest of the sentence describes the value, unless another clause has another value: "12 dollars to buy 5, so 5".
 _PURPOSE = re.compile(
-    r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|for the)\b|\b(?:for|in|every|per) \Z"
+    r"\b(?:to (?!the\b|an?\b)[a-z]+|of [a-z]{3,}ing|after|when|who|for the)\b|\b(?:for|in|every|per) \Z"
     r"|(?:\b(?:pour [^\W\d_]{2,20}[ei]r|para [^\W\d_]{1,20}[aei]r|per [^\W\d_]{2,20}re|чтобы|щоб)|, (?:um|żeby|aby))\b"
     r"(?=[^,;]{0,60}\Z)"
 )
@@ -200,13 +201,15 @@ _UNSOLVED = re.compile(
     r"\b[a-z]\$? (?:where|such that|so that|for which|with|satisfying|if) [^=]{0,40}(?:[-−+*/] ?\S{1,9}|\d[a-z]) ?\Z"
 )
 # A sum or an equation at the end of a sentence: "the nth term is 3n + 2".
-_TERM = r"(?!\S{0,20}[^\W\d_]{2})[^\s=,;:$\\]{1,20}"
-_EXPRESSION = re.compile(rf"\b(?:is|as|equation):? ((?:{_TERM} ){{1,12}}{_TERM}(?: = 0)?)\Z")
+_TERM = r"(?!\S{0,20}[^\W\d_²³]{2})[^\s=,;:$\\]{1,20}"
+_EXPRESSION = re.compile(rf"(?:\b(?:is|as|to|equation|gives):?|:) ((?:{_TERM} ){{1,12}}{_TERM}(?: = 0)?)\Z")
 _VARIABLE = re.compile(r"(?<![^\W\d_])[a-z](?![^\W\d_])")
 _MORE = re.compile(r"(?:\s*[-−+*/×·]\s*(?:\d[\w.^]*|[a-z](?![a-z])[\w^]*))+")  # more terms: "- 3" behind "-5x"
 _NOT = re.compile(rf"{START}{either('not')}", re.IGNORECASE)
 _NEGATED = re.compile(rf"\s?(?:(?:is|was) not\b|{either('after')})", re.IGNORECASE)
+_AT_END = "$ .,;:!?*"
 _OPERATOR = re.compile(r"[-−+*/×÷·:^=x<>]")
+_CAUSE = re.compile(r"\b(?:because|since|as)\b")
 
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
@@ -533,10 +536,6 @@ def _choice(text: str, item: re.Match[str]) -> str:
     return item.group().rstrip(" .,;:!?*")
 
 
-def _bare(item: re.Match[str]) -> str:
-    return item.group().strip("$ .,;:!?*")
-
-
 def _mixed(text: str, values: list[re.Match[str]]) -> bool:
     """Return True for "44 of 50", "44 or 50" and amounts of different units in one clause: none is the answer."""
     first, second = values[:2]
@@ -577,7 +576,12 @@ def _value(text: str, behind: bool = False) -> str:
     if outside and "=" in inside and inside.endswith(")"):  # 42 (since 6 * 7 = 42)
         result = inside.rpartition("=")[2].strip(" $)")
         return result if _value(outside, behind).strip("$").startswith(result) else text
-    if (expression := _EXPRESSION.search(text)) and _VARIABLE.search(expression[1]) and _OPERATOR.search(expression[1]):
+    if (
+        not text[-2:].isalpha()
+        and (expression := _EXPRESSION.search(text))
+        and _VARIABLE.search(expression[1])
+        and _OPERATOR.search(expression[1])
+    ):
         return expression[1]
     return _value_in_prose(text, behind)
 
@@ -605,7 +609,11 @@ def _value_in_prose(text: str, behind: bool) -> str:
     chosen = later[0] if later and equal >= 0 else values[0 if direct and behind else -1]
     if behind and len(values) > 1:
         gaps = [text[one.end() : two.start()] for one, two in pairwise(values) if equal < 0 or two.start() <= equal]
-        if direct and not all(map(_OPERATOR.search, gaps)) and _bare(values[0]) != _bare(chosen):
+        if (
+            direct
+            and (_CAUSE.search(" ".join(gaps[:1])) or not all(map(_OPERATOR.search, gaps)))
+            and values[0].group().strip(_AT_END) != chosen.group().strip(_AT_END)
+        ):
             chosen = values[0]  # of "42, because 6 * 7 = 42"
         if equal < 0 and (not direct or _mixed(text, values)):
             if _PREDICATE.search(text, values[-2].end(), values[-1].start()) is None or _ALTERNATIVE.search(text):

@@ -31,7 +31,9 @@ from grpo_math.grading.vocabulary import either
 
 # Notation of a quantity that a problem asks for: an integral, a limit, an expectation, dots.
 QUANTITY = re.compile(
-    rf"{BEYOND.pattern}|\\(?:mathbb|Pr|Re|Im|partial|[lc]?dots)(?![A-Za-z])|\\frac ?\{{ ?d|\.\.\.|\][_^]|E\}}?\[|\\\|"
+    rf"{BEYOND.pattern}|\\(?:mathbb|Pr|Re|Im|nabla|partial|[lc]?dots)(?![A-Za-z])"
+    r"|\\frac ?\{ ?d|\A\W*\^\{?\d+\}?[PC]_"
+    r"|\.\.\.|\][_^]|E\}?\[|\\\|"
 )
 CONSTANT = re.compile(
     r"(?<=[\w)}|]) ?\+ ?(?:C(?:_\{?[01]\}?)?|[ckK]|(?:\\text ?\{ ?)?const(?:ant)?\.? ?\}?)\Z"
@@ -45,7 +47,9 @@ ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
 # an area; f(2) + f(3); AB, an angle, the length of AB, x with a text as its index.
 LABEL = re.compile(
     r"(?:\\text\s*\{[^{}\d\\]*\}(?: ?[A-Z]{1,4}(?![A-Za-z])|_\{?\w{1,6}\}?|\([^()=<>]{1,24}\))?"
-    r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}|(?:[A-Za-df-hj-z]\s?|[A-Za-z]{2})\([^()=<>]{1,24}\)"
+    r"|[A-Za-z]{4,}(?: [A-Za-z]+){0,4}"
+    r"|(?:[A-Za-df-hj-z]['\s]?|[A-Za-z]{2}|[A-Za-z]_\{?\w{1,3}\}?|\\(?:tau|sigma|mu|nu|omega) ?)"
+    r"\([^()=<>]{1,24}\)|d[a-z]/d[a-z]"
     r"|P\([^()]{1,24}\)|[ei](?=\s*=\s*-?(?:\d|\\frac|\\sqrt))|\\(?:lim|max|min|sup|inf)(?:_(?:\{[^{}=]*\}|\w))?\s*[A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([^()=<>]{1,24}\))?|\|?[A-Z](?:\s*\\c[au]p\s*[A-Z])+\|?|\|[A-Z]{2}\||\\(?:sin|cos|tan)\s*\\angle\s*[A-Z]{1,3}"
     r"|\\(?:deg|det|dim|rank|ker)\s*\(?[A-Za-z]\)?|#\s?[A-Z]|[f-h]\^\{?-1\}?\([a-z\d,]+\)|\([f-h]\s*\\circ\s*[f-h]\)\([\d,]+\)"
     r"|\\sum_(?:[a-z]|\{[^{}]*\})(?:\^(?:\w|\{\w+\}))?\s*[a-z]_\{?\w\}?|\\int_\{?\w\}?\^\{?\w\}?\s*[f-h](?:\([a-z]\)\s*d[a-z])?|[A-Z]_\{\\triangle\s*[A-Z]{3}\}|[f-h]\(\d\)(?:[+-][f-h]\(\d\))+|(?:\\sigma|s|R)\^\{?2\}?"

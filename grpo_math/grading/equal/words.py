@@ -60,8 +60,8 @@ TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
 # "Yes, y = 0 is a solution": the clause does not say the opposite.
 AFFIRMED = re.compile(r"\W*(?:text\s*\{)?\s*(?:yes|no|true|false)\b", re.IGNORECASE)
-YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|(?:\}?[,.;:!]| -| \()(?!.*\b(?:no|false|or|not)\b))", re.I)
-NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|(?:\}?[,.;:!]| -| \()(?!.*\b(?:yes|true|or)\b))", re.I)
+YES = re.compile(r"\W*(?:text\{)?(yes|true)\b(?:\W*\Z|(?:\}? ?[,.;:!]| -| \()(?!.*\b(?:no|false|or|not)\b))", re.I)
+NO = re.compile(r"\W*(?:text\{)?(no|false)\b(?:\W*\Z|(?:\}? ?[,.;:!]| -| \()(?!.*\b(?:yes|true|or)\b))", re.I)
 SAME_WORDS = {
     **{f"no {kind}solution{plural}": "\\emptyset" for kind in ("", "real ", "such ") for plural in ("", "s")},
     **dict.fromkeys(("none", "empty set", "empty", "\\emptyset"), "\\emptyset"),
@@ -80,6 +80,13 @@ SAME_WORDS = {
 }
 # "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
 ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) (?:is|are) (?!an? |not |no )([a-z]+)\Z")
+# "The next bead is blue", "it is an even number": what is said
+STATEMENT = re.compile(
+    r"(?!.*\b(?:not|no|none|neither|nor|never|nothing|false|whether|if|may|might)\b)(?:the |there )?"
+    r"(?:(?:[\w'’]+ ){1,3}(?:is|are|will be) )?(?:the |an? |on )?([a-z]{3,})"
+    r"(?: (?:numbers?|functions?|triangles?|angles?|integers?|sequences?|series|matrix|events?|quadrilateral))?",
+    re.IGNORECASE,
+)
 PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
 WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
 MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
@@ -145,10 +152,13 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
-    predicate = ONE_WORD_PREDICATE.fullmatch(ARTICLE.sub("", plain_answer.lower()))
-    same = _words(plain_gold) in {_words(plain_answer), predicate and _words(predicate[2])} - {""}
+    statement = STATEMENT.fullmatch(plain_answer)
+    same = _words(plain_gold) in {_words(plain_answer), statement and _words(statement[1])} - {""}
+    said = statement is not None and statement[1].lower() == plain_gold.lower()
     same = (
-        same or _listed(plain_gold) == _listed(plain_answer) or bool(predicate and predicate[2] == plain_gold.lower())
+        same
+        or said
+        or len({text.replace(", and ", " and ").replace(" and ", ", ") for text in (plain_gold, plain_answer)}) == 1
     )
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
@@ -157,10 +167,6 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
 
 def _plain(text: str) -> str:
     return IN_BRACKETS.sub(r"(\1) \2", re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" ."))
-
-
-def _listed(text: str) -> str:
-    return re.sub(r",? and ", ", ", text)
 
 
 Time = tuple[int, int, int, str, str]
@@ -258,7 +264,7 @@ def _words(text: str) -> str:
     if len(text) > 2000 or not re.fullmatch(r"[A-Za-z][A-Za-z' .,\-]*1?2?", text):
         return SAME_WORDS.get(text.replace(" ", ""), "")
     words = ARTICLE.sub("", re.sub(r"\s+", " ", text).strip(" .,").lower())
-    words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words)).removesuffix(" function")
+    words = PREDICATE.sub(r"\1", ONE_WORD_PREDICATE.sub(r"\2 \1", words))
     words = ", ".join(sorted(re.split(r",? and |, ", SAME_WORDS.get(words, WINS.sub("", words)))))
     return words if len(words) > 3 or words in SHORT_WORDS else ""
 
