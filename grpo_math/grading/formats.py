@@ -150,6 +150,9 @@ _NO_WORDS_OF_PROBLEM = frozenset(("dozen", "dozens")).union(
 )
 
 
+MOST_WORDS = 8  # of a unit: each one is searched in the problem, which takes milliseconds
+
+
 def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
     """Return True if the words behind a number are measures or words of the gold answer or of the problem.
 
@@ -166,7 +169,9 @@ def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
     others += re.findall("[α-ωάέήίόύώ]{3,}", answer)  # clean() has removed the unit "ευρώ"
     changed = unit is None or not _NO_WORDS_OF_PROBLEM.isdisjoint(map(str.lower, others))
     known = gold if changed else f"{gold} {problem}"
-    return "?" not in answer and all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)
+    if "?" in answer or len(others) > MOST_WORDS:
+        return False
+    return all(re.search(START + whole_words([word]), known, re.IGNORECASE) for word in others)
 
 
 def is_one_number(answer: str, gold: str) -> bool:

@@ -71,7 +71,21 @@ PROBLEM = (
     ("text", "met"),
     [
         *((text, True) for text in ("rote Äpfel", "äpfel", "苹果", "सेब", "")),
-        *((text, False) for text in ("Äpfe", "pfel", "Birnen", "nicht", "is not", "dozen", "Hälfte", "moitié", "ψέμα")),
+        *(
+            (text, False)
+            for text in (
+                "Äpfe",
+                "pfel",
+                "Birnen",
+                "nicht",
+                "is not",
+                "dozen",
+                "Hälfte",
+                "moitié",
+                "ψέμα",
+                "rote Äpfel " * 5,
+            )
+        ),
     ],
 )
 def test_words_of_the_problem_may_follow_one_number_unless_they_change_it(text, met):
