@@ -105,12 +105,14 @@ def in_format(completion: str, answer_format: str) -> bool:
 
 
 ONE_NUMBER_FORMATS = ("gsm8k", "direct")
-_LATEX_FRACTION = re.compile(r"\\frac ?\{? ?(\d+?) ?\}? ?\{? ?(\d+) ?\}?")
+_LATEX_FRACTION = re.compile(r"\\frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))")
 _ONE_NUMBER = re.compile(
     r"[-+]? ?(?:(?:(?:\d{1,3}(?:[, ]\d{3})+|\d+)(?:[.,]\d+)?|\.\d+)|(?:\d+ )?((\d+) ?/ ?(\d+))) ?%?"
 )
 # An operator or a root: a calculation that is left undone, unless it is a power of ten.
-_UNDONE = re.compile(r"[\d)}!] ?(?:[-+/÷!^]|(?:[*×·]|\\times|\\cdot)(?! ?10 ?\^))|\\(?:sqrt|[dt]?frac|binom|div)|√")
+_UNDONE = re.compile(
+    r"[\d)}!] ?(?:[-+/÷!]|(?<!10)\^|(?:[*×·]|\\times|\\cdot)(?! ?10 ?\^))|\\(?:sqrt|[dt]?frac|binom|div)|√"
+)
 
 
 def in_format_for(gold: str, completion: str, answer_format: str, answer: str = "", problem: str = "") -> bool:
@@ -139,8 +141,7 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
         return is_one_number(answer, gold) and _has_only_a_unit(answer, gold, problem)
     if answer_format == "boxed":
         return _has_only_a_unit(answer, gold, problem)
-    result = answer.rpartition("=")[2]
-    return is_one_number(result, gold) or _UNDONE.search(result) is None
+    return _UNDONE.search(answer) is None or any(is_one_number(member, gold) for member in answer.split("="))
 
 
 # Words of the problem that may not follow a number: "36 dozen", "36 moitié". English multipliers are never a unit for
@@ -179,10 +180,10 @@ def is_one_number(answer: str, gold: str) -> bool:
 
     A fraction of the gold answer need not be in lowest terms.
 
-    >>> [is_one_number(text, "0.5") for text in ("1,500", "-3.5%", r"\frac{1}{2}", "1 1/2 cups", "48/2", "2^3", "ten")]
+    >>> [is_one_number(text, "0.5") for text in ("1,500", "-3.5%", r"\frac{16}{25}", "1 1/2 m", "48/2", "2^3", "ten")]
     [True, True, True, True, False, False, False]
     """
-    plain, plain_gold = (_LATEX_FRACTION.sub(r" \1/\2 ", clean(text)).strip() for text in (answer, gold))
+    plain, plain_gold = (_LATEX_FRACTION.sub(r" \1\2/\3\4 ", clean(text)).strip() for text in (answer, gold))
     number = _ONE_NUMBER.fullmatch(units.split(plain)[0])
     # clean() has turned number words into digits.
     if number is None or spelled.digits(answer) != answer:

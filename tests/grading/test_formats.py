@@ -37,6 +37,19 @@ def test_a_format_of_one_number_is_met_by_a_number_in_digits_and_by_no_calculati
         assert [case for case in cases if in_format_for(case[0], f"#### {case[1]}", name) is not met] == []
 
 
+def test_tags_have_no_calculation_that_is_left_undone():
+    done, undone = (
+        ("36", "x = 36", "30 + 6 = 36", r"3.6 \times 10^1"),
+        ("30 + 6", "72/2", r"\frac{72}{2}", "6^2", "x = 6^2"),
+    )
+    for answers, met in ((done, True), (undone, False)):
+        texts = [f"So.</think> <answer>{answer}</answer>" for answer in answers]
+        grades = grade_batch(["36"] * len(texts), texts, answer_format="r1_zero")
+        assert [(str(grade.verdict), grade.in_format) for grade in grades] == [("correct", met)] * len(texts)
+    fraction = r"\frac{16}{25}"
+    assert in_format_for(fraction, f"So.</think> <answer>${fraction}$</answer>", "r1_zero", f"${fraction}$")
+
+
 @pytest.mark.parametrize(
     ("gold", "answer", "met"),
     [
