@@ -26,6 +26,7 @@ def losing(small):
     server.stop()
 
 
+@pytest.mark.slow
 def test_an_adapter_that_is_lost_at_step_5_ends_the_run_after_two_rollouts(losing, small, chars, tmp_path):
     trainer = trainer_of(losing.url, small, chars, tmp_path, max_steps=12, staleness=1, learning_rate=1e-4)
     move(trainer.model, 0.3)  # as far as a long training goes

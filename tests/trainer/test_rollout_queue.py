@@ -60,6 +60,7 @@ def by_hand(model, server, prompts: list[list[list[int]]], tokenizer, staleness:
     return trained(model)
 
 
+@pytest.mark.slow
 def test_it_trains_what_a_loop_by_hand_trains_that_samples_with_the_weights_of_one_step_before(
     server, small, chars, tmp_path
 ):
