@@ -285,6 +285,7 @@ BUILT = {
 }
 
 
+@pytest.mark.slow
 def test_a_pattern_that_is_exponential_or_quadratic_is_found():
     letter = r"(?:[^\W\d_]|[\u0400-\u04ff])"
     assert slow(re.compile(rf"\d(?:\s?{letter}{{1,20}}){{0,2}}[,\s]*\Z"), {"search"}, where.TAIL, 6)
