@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -216,6 +217,26 @@ def test_a_refusal_is_all_that_is_said_and_torch_is_not_imported(command, settin
     assert done.stdout.endswith(end)
     assert done.stderr.startswith(err.replace("CWD", str(here)))
     assert done.stderr.count("\n") == bool(err)
+
+
+@pytest.mark.parametrize(
+    ("machines", "world", "processes", "started"),
+    [(None, None, 3, False), (1, None, 3, False), (2, None, 3, True), (1, "3", 3, True), ("no file", "5", 5, True)],
+)
+def test_a_launcher_or_a_second_machine_has_started_the_processes(
+    machines, world, processes, started, here, monkeypatch
+):
+    checked = Mock(return_value=[])
+    monkeypatch.setattr("grpo_math.checks.doctor.preflight", checked)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if world:
+        monkeypatch.setenv("WORLD_SIZE", world)
+    if isinstance(machines, int):
+        with (here / "three.yaml").open("a") as file:
+            file.write(f"num_machines: {machines}\n")
+    list(doctor(["--config", recipe(here, {})], None if machines == "no file" else "three.yaml"))
+    [setup] = checked.call_args.args
+    assert (setup.processes, setup.started) == (processes, started)
 
 
 @pytest.mark.slow
