@@ -250,6 +250,12 @@ def test_a_row_without_a_fault_has_none(problem, answer):
     assert [*faults(rows[0], habits(rows))] == []
 
 
+@pytest.mark.parametrize("problem", [r"How many? It is \boxed{5}.", r"Сколько? Ответ: \boxed{５}.", r"كم؟ \boxed{٥}."])
+def test_an_answer_that_its_problem_marks_is_found_in_the_digits_of_each_script(problem):
+    rows = [{"problem": problem, "answer": "5"}]
+    assert [fault.check for fault in faults(rows[0], habits(rows))] == ["problems that contain their answer"]
+
+
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):
     write(here / "mine.jsonl", GOOD)
     assert main(["audit", "mine.jsonl", "--write_clean", "mine.jsonl"]) == 2

@@ -212,6 +212,12 @@ EDGES = [
     (
         "entropy_collapse",
         {},
+        steady(degenerate=0.3, entropy=then(1.0, 0.2, at=20), steps=40),
+        steady(degenerate=0.3, entropy=then(1.0, 0.2, at=20), steps=39),
+    ),
+    (
+        "entropy_collapse",
+        {},
         steady(degenerate=0.3, entropy=then(1.0, 0.2, 5)),
         steady(degenerate=0.3, entropy=then(1.0, 0.2, 2)),
     ),
