@@ -177,7 +177,7 @@ _JOINING = re.compile(
     r"|,? (?:(?!because|since)[^\W\d_]+ ){0,3}(?:and|or) "
 )
 _PART = re.compile(r"\(?([a-d])[).] *(\S.*)")
-# "239, which is 3 more than before", "42, not 41", "$x + C$, where $C$ is constant": another value that is none.
+# "239, which is 3 more than before", "42, not 41", "$x + C$, where $C$ is constant": the value before it counts.
 _COMPARED = re.compile(
     r"(?:,? and not|, not| \(not| rather than) [-$€£]?\d\S{0,12}\Z"
     r"|,? where \W{0,4}[A-Za-z]\b\S{0,12} (?:is|are|denotes|represents)\b"

@@ -128,7 +128,7 @@ def measure(text: str) -> Unit | None:
         not tokens
         or any(
             token[3] and _AFTER.match(text, token.start()) and (token[3] not in _TABLE or token[3] == "in")
-            for token in tokens  # a measure is none in "in binary"
+            for token in tokens  # "in" is no inch in "in binary"
         )
         or _FILLER.fullmatch(_TOKEN.sub("", text)) is None
     ):

@@ -80,7 +80,7 @@ SAME_WORDS = {
 }
 # "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
 ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) (?:is|are) (?!an? |not |no )([a-z]+)\Z")
-# "The next bead is blue", "it is an even number": what is said
+# "The next bead is blue", "it is an even number": the predicate
 STATEMENT = re.compile(
     r"(?!.*\b(?:not|no|none|neither|nor|never|nothing|false|whether|if|may|might)\b)(?:the |there )?"
     r"(?:(?:[\w'’]+ ){1,3}(?:is|are|will be) )?(?:the |an? |on )?([a-z]{3,})"
@@ -154,10 +154,9 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
         return compared(marks == "".join(sorted(marked)))
     statement = STATEMENT.fullmatch(plain_answer)
     same = _words(plain_gold) in {_words(plain_answer), statement and _words(statement[1])} - {""}
-    said = statement is not None and statement[1].lower() == plain_gold.lower()
     same = (
         same
-        or said
+        or (statement is not None and statement[1].lower() == plain_gold.lower())
         or len({text.replace(", and ", " and ").replace(" and ", ", ") for text in (plain_gold, plain_answer)}) == 1
     )
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
