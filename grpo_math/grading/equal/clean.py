@@ -11,6 +11,7 @@ r"""Normalise characters and LaTeX commands that mean the same, without changing
 import re
 import unicodedata
 from functools import lru_cache
+from typing import Any
 
 from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
@@ -46,6 +47,7 @@ GREEK_UNIT = re.compile(
     rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?(?=\s*\}}?\Z)"
 )
 FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d{1,2}(?:\.\d{1,9})?)\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
+THOUSANDS = {"K": "thousand", "M": "million", "B": "billion"}
 DOTS = re.compile(r"(?<=\.)((\d{1,3}?)\2\2)(?:\.{3}|…)")  # 0.333...
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
@@ -134,7 +136,7 @@ MULTIPLE = re.compile(
     r"(?!.*(?:sin|cos|tan|cot|\^|\())(?:.*[^A-Za-z\\])?([mn]) ?\\pi(?![A-Za-z])"
 )  # n\pi, for any integer n
 # Forms that mean the same: (pattern, replacement), in order, after the commands. Each has a line in the examples.
-FORMS = [
+FORMS: list[tuple[re.Pattern[str], Any]] = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (
@@ -202,9 +204,7 @@ FORMS = [
         (r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
         (r"(?<=\d) ?(?:lakhs?|lacs?|लाख|লাখ|লক্ষ)(?![^\W_])", "*10^5 "),
         (r"(?<=\d) ?(?:crores?|करोड़|কোটি)(?![^\W_])", "*10^7 "),
-        (r"(?<=\$)( ?[\d.,]*\d) ?[kK]\Z", r"\1 thousand"),  # $60K
-        (r"(?<=\$)( ?[\d.,]*\d) ?M\Z", r"\1 million"),
-        (r"(?<=\$)( ?[\d.,]*\d) ?B\Z", r"\1 billion"),
+        (r"(?<=\$)( ?[\d.,]*\d) ?([kKMB])\Z", lambda money: f"{money[1]} {THOUSANDS[money[2].upper()]}"),  # $60K
         (r"(?<=[\dA-F]),? \(?(?:in )?base (\d+)\)?\Z", r"_{\1}"),
         (r"(?<=\d)/-\Z", ""),  # Rs 1500/-
         (r"\Ahalf\Z", r"\\frac{1}{2}"),
@@ -222,10 +222,11 @@ FORMS = [
         ),
         (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ":00"),
         (r"\A(\d{1,2})(?::|h|\.(?=.*(?:[ap]\.?m|Uhr|uur)))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)", r"\1:\2"),
-        (r"\A(\d{1,2}) ?[点點時时시] ?(\d\d) ?[分분]\Z", r"\1:\2"),
-        (r"\A(\d{1,2}) ?(?:Uhr|uur)\Z", r"\1:00"),
-        (r"(?<=\d) in the morning\Z", " am"),
-        (r"(?<=\d) (?:in the (?:afternoon|evening)|at night)\Z", " pm"),
+        (
+            r"\A(\d{1,2}) ?(?:[点點時时시] ?(\d\d) ?[分분]|(?:Uhr|uur))\Z",
+            lambda clock: f"{clock[1]}:{clock[2] or '00'}",
+        ),
+        (r"(?<=\d) (?:in the (?:(morning)|afternoon|evening)|at night)\Z", lambda clock: " am" if clock[1] else " pm"),
         (r"(?<=\d)['’](?=\d{3}(?!\d))", ""),  # 1'234
         (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
@@ -299,7 +300,9 @@ def clean(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _clean(text: str) -> str:
-    text = DOTS.sub(r"\1\\ldots", FEET.sub(r"\1 ft \2 in", in_english(text)))
+    text = FEET.sub(r"\1 ft \2 in", in_english(text))
+    if "..." in text or "…" in text:
+        text = DOTS.sub(r"\1\\ldots", text)
     text = strip_wrappers(text.replace("\0", "") if text.isascii() else _ascii(text))
     if len(text) > MAX_CHARACTERS:
         return text
