@@ -4,7 +4,6 @@ The text of a model is shown as text alone: a control character appears as its c
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.run.resume import run_config
-from grpo_math.system.streams import Answer
+from grpo_math.system.streams import Answer, say
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
 
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     refuse_missing_folder("target", args.target)
     base = (run_config(Path(args.target)) or {}).get("model_name_or_path") or adapter_base(args.target) or args.target
     if note := cache_only([], base):
-        print(f"hub      {note}", file=sys.stderr)
+        say("hub", note)
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from grpo_math.checks.audit import COLUMN, PROMPT_TOKENS, TESTS, audit
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.sources import SOURCES, hub_id
-from grpo_math.run.files import unwritable
+from grpo_math.run.files import require_new
 from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.shipped import target_options
 from grpo_math.system.reading import is_table
@@ -31,10 +31,8 @@ def run(args: argparse.Namespace) -> Answer:
     words = target_options(target, "--dataset", SOURCES, bool(is_data))
     settings = read_and_set_env([*words, *args.fields]).raise_first_problem().settings
     clean = args.write_clean
-    if clean and Path(clean).exists():
-        raise ConfigError("write_clean", clean, "exists", "name a new file")
-    if clean and (reason := unwritable(Path(clean).parent)):
-        raise ConfigError("write_clean", clean, reason, "name another file")
+    if clean:
+        require_new("write_clean", clean)
     if args.bare_numbers and not clean:
         raise UserError("--bare_numbers writes a column: give --write_clean FILE")
     if clean and not clean.endswith(".jsonl"):

@@ -21,7 +21,7 @@ from grpo_math.problems.sources import folder_name, listed
 from grpo_math.run.files import unwritable
 from grpo_math.run.resume import run_config
 from grpo_math.settings.recipe import check
-from grpo_math.system.streams import Answer
+from grpo_math.system.streams import Answer, say
 
 Sides = Mapping[str, Mapping[str, Evaluation]]  # side ("" alone, or base and trained) -> data set
 
@@ -118,7 +118,7 @@ def requested(args: Namespace) -> Requested:
     config = (run_config(Path(args.run)) or {}) if args.run else {"model_name_or_path": args.model}
     data = [config.get("eval_dataset") or config.get("dataset")] if has_own else names
     if note := cache_only(data, config.get("model_name_or_path")):
-        print(f"hub      {note}", file=sys.stderr)
+        say("hub", note)
     if args.run:
         run = from_run.read(args.run, args.output, args.checkpoint)
     else:

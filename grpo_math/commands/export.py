@@ -17,7 +17,7 @@ from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation import from_run
 from grpo_math.generation.models import SAMPLE, load_adapter, load_base, loading
 from grpo_math.run.bar import transformers_bars
-from grpo_math.run.files import unwritable
+from grpo_math.run.files import require_new
 from grpo_math.system.streams import Answer, say
 
 CONVERTER = "convert_hf_to_gguf.py"
@@ -44,10 +44,8 @@ def run(args: argparse.Namespace) -> Answer:
         reason = "has nothing to merge: all weights were trained"
         raise ConfigError("merge", args.merge, reason, f"use {base} itself")
     for name, path, kind in (("merge", args.merge, "folder"), ("gguf", args.gguf, "file")):
-        if path and Path(path).exists():
-            raise ConfigError(name, path, "exists", f"name a new {kind}")
-        if path and (fault := unwritable(Path(path).parent)):
-            raise ConfigError(name, path, fault, f"name another {kind}")
+        if path:
+            require_new(name, path, kind)
     # A missing converter is reported before the merge, which takes minutes.
     converter = _converter(args.gguf) if args.gguf else ""
     with ExitStack() as stack:

@@ -149,8 +149,6 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
 _NO_WORDS_OF_PROBLEM = frozenset(("dozen", "dozens")).union(
     words("is"), words("not"), words("maybe"), words("changes") - {*LANGUAGES["en"]["changes"]}
 )
-
-
 MOST_WORDS = 8  # of a unit: each one is searched in the problem, which takes milliseconds
 
 

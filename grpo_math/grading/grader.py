@@ -118,8 +118,8 @@ def _rows(
         require_choice("answer_format", name, tuple(FORMATS))
     # Gold answers of a data set may be numbers.
     columns = golds, [""] * len(golds) if problems is None else problems
-    texts, asked = (["" if one is None else str(one) for one in column] for column in columns)
-    return list(zip(texts, completions, formats, asked, strict=True))
+    gold_answers, problem_texts = (["" if one is None else str(one) for one in column] for column in columns)
+    return list(zip(gold_answers, completions, formats, problem_texts, strict=True))
 
 
 def _quickly(

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_math.errors import ConfigError
 from grpo_math.grading import Verdict
 from grpo_math.report.run_dir import completion_files
-from grpo_math.run.files import unwritable
+from grpo_math.run.files import require_new
 from grpo_math.system.reading import near, read_table
 
 COLUMNS = ("prompt", "completion")  # the columns that TRL's SFTTrainer reads
@@ -22,10 +22,7 @@ def select(
     Return the number of rows, and the number of completions that each reason left out. ``only_good``: correct, in the
     format, not cut, and at most ``per_problem`` (0: no limit) of a problem.
     """
-    if file.exists():
-        raise ConfigError("to", str(file), "exists", "name a new file")
-    if reason := unwritable(file.parent):
-        raise ConfigError("to", str(file), reason, "name another file")
+    require_new("to", file)
     if not run_dir.is_dir():
         raise ConfigError("run_dir", str(run_dir), "is not a folder", near(run_dir) or "name the folder of a run")
     lines: dict[str, None] = {}  # a dict is a set that keeps the order

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from grpo_math.errors import ConfigError
 from grpo_math.system.reading import Unreadable, read_json
 
 # torch, safetensors, tokenizers and pyarrow each raise another class. All but torch pass on the system's text.
@@ -62,6 +63,14 @@ def unwritable(folder: Path) -> str | None:
     parent = existing(folder)
     can_write = parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
     return None if can_write else f"cannot be written: {parent} is read-only, or not a folder"
+
+
+def require_new(field: str, path: str | Path, kind: str = "file") -> None:
+    """Raise `ConfigError` unless the path of the option ``field`` is new and can be written."""
+    if Path(path).exists():
+        raise ConfigError(field, str(path), "exists", f"name a new {kind}")
+    if reason := unwritable(Path(path).parent):
+        raise ConfigError(field, str(path), reason, f"name another {kind}")
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -47,7 +47,7 @@ GREEK_UNIT = re.compile(
     rf"(?<=\d) (?!{either('after', 'and', 'or')})(?=[α-ω]{{0,20}}[άέήίόύώ])[α-ωάέήίόύώ]{{3,20}}\.?(?=\s*\}}?\Z)"
 )
 FEET = re.compile(r"\A(\d{1,9})\s?['′’]\s?(\d{1,2}(?:\.\d{1,9})?)\s?(?:\"|″|”|['′’]{2})?\Z")  # 5'10"
-THOUSANDS = {"K": "thousand", "M": "million", "B": "billion"}
+MAGNITUDES = {"K": "thousand", "M": "million", "B": "billion"}
 DOTS = re.compile(r"(?<=\.)((\d{1,3}?)\2\2)(?:\.{3}|…)")  # 0.333...
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 
@@ -204,7 +204,7 @@ FORMS: list[tuple[re.Pattern[str], Any]] = [
         (r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
         (r"(?<=\d) ?(?:lakhs?|lacs?|लाख|লাখ|লক্ষ)(?![^\W_])", "*10^5 "),
         (r"(?<=\d) ?(?:crores?|करोड़|কোটি)(?![^\W_])", "*10^7 "),
-        (r"(?<=\$)( ?[\d.,]*\d) ?([kKMB])\Z", lambda money: f"{money[1]} {THOUSANDS[money[2].upper()]}"),  # $60K
+        (r"(?<=\$)( ?[\d.,]*\d) ?([kKMB])\Z", lambda money: f"{money[1]} {MAGNITUDES[money[2].upper()]}"),  # $60K
         (r"(?<=[\dA-F]),? \(?(?:in )?base (\d+)\)?\Z", r"_{\1}"),
         (r"(?<=\d)/-\Z", ""),  # Rs 1500/-
         (r"\Ahalf\Z", r"\\frac{1}{2}"),
