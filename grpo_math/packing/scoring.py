@@ -306,7 +306,8 @@ class PackedScorer:
         batches = [] if is_one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
-        logps = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
+        # `score` returns float32, also if a script has set another default dtype.
+        logps = torch.zeros(len(input_ids), logits_to_keep, dtype=torch.float32, device=input_ids.device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in batches:
             at = torch.tensor(index).to(input_ids.device, non_blocking=True)
@@ -361,7 +362,7 @@ class PackedScorer:
         _check_calls(calls, self.bare(model).config.get_text_config())
         return (
             unpack(outputs.log_probs, row).float(),
-            unpack(outputs.entropy, row) if entropy else None,
+            unpack(outputs.entropy, row).float() if entropy else None,
             outputs.aux_loss if aux_loss else None,
         )
 

@@ -86,6 +86,28 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_p
         torch.testing.assert_close(entropies, scores[0][1])
 
 
+@pytest.fixture
+def float64_by_default():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64_by_default")
+@pytest.mark.parametrize("double", [False, True])
+def test_scores_are_float32_also_for_a_script_in_float64(double, ours, monkeypatch):
+    trainer = ours()
+    trainer.model.train().to(torch.float64 if double else torch.float32)
+    monkeypatch.setattr(trainer.grpo_math.updates.budget, "setting", 24)
+    ids, mask, longest = padded_batch([7, 3], 4, [5, 3, 9, 1])
+    with torch.no_grad():
+        scores = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, longest, 8, True)[:2]
+        expected = GRPOTrainer._get_per_token_logps_and_entropies(trainer, trainer.model, ids, mask, longest, 8, True)
+    for values, trls in zip(scores, expected[:2], strict=True):
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values, (trls * mask[:, -longest:]).float(), atol=1e-4, rtol=0)
+
+
 def test_what_an_update_and_a_rollout_leave_in_the_cache_goes_back_before_and_after_sampling(trainer, monkeypatch):
     events = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("freed"))
