@@ -20,9 +20,12 @@ from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.generation import GenerationConfig, GenerationMixin, GenerationMode, logits_process
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from grpo_math.generation.cache import GrowingLayer, fill_shared_prefix
+from grpo_math.generation.decode_mask import one_decode_mask
+from grpo_math.generation.folded_adapter import folded_adapter
 from grpo_math.generation.models import longest_width, rowwise_adapter
 from grpo_math.generation.names import cache_name
 from grpo_math.run.speed_ups import switched_off
@@ -76,7 +79,8 @@ def lean_generation(model: Any) -> Iterator[None]:
             _check_call(model, kwargs)
             # Only `decode` sees the settings as `generate` prepares them. If it refuses, nothing has been computed or
             # drawn, so `generate` can start again.
-            return generate(**inputs, **kwargs, custom_generate=decode)
+            with folded_adapter(model):
+                return generate(**inputs, **kwargs, custom_generate=decode)
         except UnknownSetting as error:
             switched_off("shared prefill", str(error))
         return generate(**inputs, **kwargs)
@@ -121,27 +125,35 @@ def decode(
     unfinished = torch.ones_like(rows, dtype=torch.bool)
     # Without an end token, transformers keeps sampling rows that a criterion has stopped. Then no row may be dropped.
     may_leave = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
-    # The next token of dropped rows.
+    # The next token of finished rows.
     padding = torch.zeros_like(input_ids[:, 0])
     if may_leave:
         padding += generation_config._pad_token_tensor.to(padding.device)
+    unread = UnreadTokens(input_ids.device, stopping_criteria)
 
     # As in transformers, not inside `_optimize_model_for_decode`, which switches experts to batched_mm: it copies their
     # weights, and is faster for few tokens only.
     logits, model_kwargs = _prefill(model, input_ids, model_kwargs)
-    with model._optimize_model_for_decode():
+    with model._optimize_model_for_decode(), one_decode_mask(model, generation_config.max_length):
         while True:
             # Sample and append for the whole batch, so that a seed gives the tokens of `generate`.
             scores = logits_processor(input_ids[rows], logits)
             tokens = sample(scores, rows, batch) if generation_config.do_sample else scores.argmax(dim=-1)
+            stays = unfinished[rows]
+            failed = ((tokens < 0) & stays).any()
+            tokens = tokens.clamp(min=0)  # the embedding has no row -1
+            if may_leave:
+                tokens = tokens.where(stays, padding[rows])
             input_ids = torch.cat([input_ids, padding.scatter(0, rows, tokens)[:, None]], dim=1)
             unfinished &= ~stopping_criteria(input_ids, None)
 
-            some_stay, all_stay = _check_unfinished(tokens, unfinished, rows)
-            if not some_stay:
-                return input_ids
-            if may_leave and not all_stay:
-                rows, model_kwargs = _drop_finished(rows, unfinished, model_kwargs)
+            unread.add(failed, unfinished[rows])
+            if unread.is_due(input_ids.size(1), generation_config.max_length):
+                n, holes, extra = unread.read()
+                if n == 0:
+                    return input_ids[:, : input_ids.size(1) - extra]
+                if may_leave and n < rows.numel():
+                    rows, model_kwargs = _drop_finished(rows, unfinished[rows], n, holes, model_kwargs)
 
             inputs = model.prepare_inputs_for_generation(input_ids[rows], next_sequence_length=1, **model_kwargs)
             outputs = model(**inputs, return_dict=True)
@@ -149,14 +161,56 @@ def decode(
             logits = outputs.logits[:, -1].float()
 
 
-def _check_unfinished(tokens: Tensor, unfinished: Tensor, rows: Tensor) -> tuple[bool, bool]:
-    """Return whether some rows are unfinished, and whether all computed rows are. Raise if sampling failed."""
-    # One tensor and one `tolist`, because each read waits for the GPU.
-    known = torch.stack([(tokens >= 0).all(), unfinished.any(), unfinished[rows].all()])
-    drawn, some_stay, all_stay = known.tolist()
-    if not drawn:
-        raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
-    return some_stay, all_stay
+class UnreadTokens:
+    """Tokens that the GPU may still be computing, and of which the host does not know which rows they end.
+
+    Each read waits for the GPU. So a GPU computes up to four tokens between two reads, and the tokens behind the end of
+    the last row are dropped again, together with the random numbers that they drew.
+    """
+
+    def __init__(self, device: torch.device, stopping_criteria: Any) -> None:
+        # On a CPU a read costs nothing. Another criterion may do anything when it is called, so it sees each token.
+        is_known = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in stopping_criteria)
+        self.most = 4 if device.type == "cuda" and is_known else 1
+        self.device = device
+        self.counts: list[Tensor] = []  # of each token: unfinished rows, or -1 if no token could be sampled
+        self.random_states: list[Any] = []
+        self.stays: Tensor | None = None
+
+    def add(self, failed: Tensor, stays: Tensor) -> None:
+        """Add a token of the computed rows (R,): ``stays`` is False for a finished row."""
+        self.counts.append(stays.sum().masked_fill(failed, -1))
+        self.random_states.append(_random_state(self.device))
+        self.stays = stays
+
+    def is_due(self, length: int, longest: int) -> bool:
+        # At the maximum length all rows end.
+        return len(self.counts) == self.most or length >= longest
+
+    def read(self) -> tuple[int, int, int]:
+        """Return three numbers: the unfinished rows n, those behind the first n rows, and the tokens behind the end of
+        all rows. Restore the random numbers to the end of the last row. Raise if sampling failed."""
+        assert self.stays is not None
+        # Unfinished rows behind the first n of them fill the gaps that finished rows leave.
+        is_behind = torch.arange(self.stays.numel(), device=self.device) >= self.stays.sum()
+        *counts, behind = torch.stack([*self.counts, (self.stays & is_behind).sum()]).tolist()
+        if -1 in counts:
+            raise RuntimeError("the logits contain inf or nan: no token can be sampled from them")
+        extra = counts.count(0) - 1 if 0 in counts else 0
+        if extra:
+            _set_random_state(self.device, self.random_states[-1 - extra])
+        self.counts, self.random_states = [], []
+        return counts[-1], behind, extra
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random_state(device: torch.device, state: tuple[Tensor, Tensor | None]) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
 
 
 def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -188,18 +242,23 @@ def _prefill(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> tup
     return outputs.logits[:, -1].float()[prompt], model_kwargs
 
 
-def _drop_finished(rows: Tensor, unfinished: Tensor, model_kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Drop finished rows from the cache and from the arguments. The last rows fill the gaps."""
-    # Only rows that fill gaps are copied. `reorder_cache` would copy the keys and values of all remaining rows.
-    stays = unfinished[rows]
-    n = int(stays.sum())
+def _drop_finished(
+    rows: Tensor, stays: Tensor, n: int, holes: int, model_kwargs: dict[str, Any]
+) -> tuple[Tensor, dict[str, Any]]:
+    """Drop finished rows from the cache and from the arguments. The last rows fill the gaps.
+
+    ``n`` of the rows stay, and ``holes`` of the first n are finished.
+    """
+    # Only rows that fill gaps are copied. `reorder_cache` would copy the keys and values of all remaining rows. Sorting
+    # a mask finds its rows without a wait, because their number is known.
     places = torch.arange(n, device=rows.device)
-    holes, movers = places[~stays[:n]], stays[n:].nonzero()[:, 0] + n
-    places[holes] = movers
+    gaps = stays[:n].to(torch.uint8).sort(stable=True).indices[:holes]
+    movers = n + (~stays[n:]).to(torch.uint8).sort(stable=True).indices[:holes]
+    places[gaps] = movers
 
     for layer in model_kwargs[cache_name(model_kwargs)].layers:
         if isinstance(layer, GrowingLayer):
-            layer.move(movers, holes, n)
+            layer.move(movers, gaps, n)
         else:
             layer.reorder_cache(places)
     return rows[places], _select(model_kwargs, places, rows.numel())
