@@ -2,7 +2,8 @@
 held to files, commands and options that exist.
 
 README.md is run from the top, in one folder. Each page of docs/ is run from the top in a copy of that folder as
-README.md left it, so that a page may use what README.md made and nothing of another page.
+README.md left it, so that a page may use what README.md made and nothing of another page. After each block, git shows
+no new file in the folder that the page does not name.
 
 The rules, which the README states: a block that begins with `# needs: ...` is not run. The commands of `SHORTER` get
 those options appended, which win over what stands on the page. A ```python block that begins with `# NAME.py` is that
@@ -91,15 +92,25 @@ def clone(tmp_path_factory, tiny):
     folder = tmp_path_factory.mktemp("readme") / "clone"
     for name in ("launch", "accelerate_configs", "deepspeed"):
         shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / ".gitignore", folder)
+    git(folder, "init", "--quiet")
+    (folder / ".git/info/exclude").write_text("/.commands/\n/.shorter\n")
     write_program(folder / ".commands/grpo-math", SHEBANG + COMMAND.format(shorter=SHORTER, tiny=tiny()))
     run(PAGES[0], folder)
     return folder
 
 
+def git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
 def run(page: Path, folder: Path) -> None:
+    git(folder, "add", "--all")
+    named = ""
     commands = os.pathsep.join([str(folder / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": commands, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     for block in (block for block in RUN if block.page == page):
+        named += block.text + (block.prints or "")
         if name := re.match(r"# (\w+\.py)\n", block.text):
             (folder / name[1]).write_text(block.text)
             continue
@@ -107,6 +118,8 @@ def run(page: Path, folder: Path) -> None:
         (folder / ".shorter").unlink(missing_ok=True)
         done = subprocess.run([*call, block.text], capture_output=True, text=True, cwd=folder, env=environment)
         assert done.returncode == 0, f"{line(block)}: {done.stderr[-3000:]}"
+        new = git(folder, "ls-files", "--others", "--exclude-standard").splitlines()
+        assert [path for path in new if path not in named] == [], line(block)
         if block.prints and not (folder / ".shorter").exists():
             assert set(block.prints.splitlines()) <= set(done.stdout.splitlines()), f"{line(block)}: {done.stdout}"
 

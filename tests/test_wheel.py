@@ -20,12 +20,20 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The folder with a copy of the checkout, the source archive, and the wheel that was built from the archive."""
-    folder = tmp_path_factory.mktemp("built")
+    """The folder with a copy of the checkout, the source archive, and the wheel that was built from the archive.
+
+    The copy has the files that git tracks: a user's own files may lie next to them.
+    """
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if not listed.stdout:
+        pytest.skip("not a git checkout")
     # setuptools writes into the folder that it builds from: not where another run of the tests may build too.
-    work = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "runs", "evaluations", "merged", "wandb")
-    ignore = shutil.ignore_patterns(*work, "build", "dist", "*.egg-info", "PKG-INFO", "setup.cfg")
-    source = shutil.copytree(ROOT, folder / "source", ignore=ignore)
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    for path in filter(Path.exists, map(ROOT.joinpath, listed.stdout.split("\0")[:-1])):
+        copy = source / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(build, check=True)
     return folder
@@ -89,12 +97,13 @@ def test_the_source_archive_has_every_file_of_the_checkout(built):
     assert not [name for name in files - names if "egg-info" not in name]
 
 
-def test_every_file_of_the_package_and_every_config_is_in_it(installed):
+def test_every_file_of_the_package_and_every_config_is_in_it(built, installed):
     folders = {"": "grpo_math", "launch_configs": "launch/configs"}
     folders |= {"accelerate_configs": "accelerate_configs", "deepspeed_configs": "deepspeed"}
     (package,) = installed.parents[1].glob("lib/python*/site-packages/grpo_math")
     for folder_in_package, here in folders.items():
-        files = {path.relative_to(ROOT / here) for path in (ROOT / here).rglob("*.*") if path.suffix != ".pyc"}
+        source = built / "source" / here
+        files = {path.relative_to(source) for path in source.rglob("*.*")}
         assert files
         assert not {path for path in files if not (package / folder_in_package / path).exists()}
     assert [path.name for path in package.parent.glob("grpo_math-*")] == [

@@ -153,6 +153,22 @@ def journal_file(results: str | Path) -> Path:
     return Path(results).with_suffix(".answers.jsonl")
 
 
+def known_records(file: Path, settings: Mapping[str, Any]) -> list[Record]:
+    """Return the records that an earlier call with these settings has stored: in the results file, or in the journal.
+
+    Raises `UserError` for a file of something else.
+    """
+    journal = journal_file(file)
+    if journal.exists() or not file.exists():
+        return stored(journal, settings)
+    try:
+        evaluation = read(file)
+    except UserError:
+        raise ConfigError("output", str(file), "is not a results file", "give another --output") from None
+    _check_same(file, evaluation.settings, settings)
+    return list(evaluation.records)
+
+
 def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     """Return the complete records, and remove a last line that was cut off. A new file gets its first line.
 
@@ -169,14 +185,19 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     with reading(path):
         first, *rows = [json.loads(line) for line in complete.splitlines()]
         measured, records = {**first["measured"]}, [Record(**row) for row in rows]
+    _check_same(path, measured, settings)
+    # Only here: a file that is refused above stays as it was.
+    os.truncate(path, len(complete))
+    return records
+
+
+def _check_same(path: Path, measured: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a file was measured with other settings."""
     expected = json.loads(json.dumps(settings))  # as a file has them
     for name in expected:
         if measured.get(name) != expected[name]:
             reason = f"was measured with {name}={measured.get(name)!r}, not {expected[name]!r}"
             raise ConfigError("output", str(path), reason, "give another --output, or change the setting back")
-    # Only here: a file that is refused above stays as it was.
-    os.truncate(path, len(complete))
-    return records
 
 
 def store(path: Path, records: Iterable[Record]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.engines import Model
-from grpo_math.evaluation.evaluation import Evaluation, journal_file, results_file, store, stored, write
+from grpo_math.evaluation.evaluation import Evaluation, journal_file, known_records, results_file, store, write
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.summary import CALLS, PARTS, Record, as_published, category, summarize
@@ -51,9 +51,9 @@ def evaluate_engine(
     """Return the evaluation of an engine on rows of `load_problems`. All ranks call this, and get all records.
 
     ``output`` names the results file; a name that does not end in .json is a folder, in which the settings name the
-    file. Answers are stored next to the file after each batch (`journal_file`). The same call continues an interrupted
-    evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The evaluation of a
-    model in memory starts again, because the model has no name to compare.
+    file. Until it is complete, answers are stored next to it after each batch (`journal_file`). The same call continues
+    an interrupted evaluation and gives the same completions; other settings or other weights raise `ConfigError`. The
+    evaluation of a model in memory starts again, because the model has no name to compare.
 
     ``extra_settings`` are stored, too. ``contamination``: what `contamination.overlap` returns. ``grade_timeout`` None:
     the time limit of the grader. ``grades`` replaces the grader. ``progress``: show a bar.
@@ -67,8 +67,8 @@ def evaluate_engine(
         settings |= engine.files_identity(request)
     file = None if output is None else results_file(Path(output), settings)
     # The stored answers of a model in memory, which has no name, may be of other weights.
-    journal = _journal(file) if file and engine.named else None
-    known = stored(journal, settings) if journal else []
+    journal = journal_file(file) if file and engine.named else None
+    known = known_records(file, settings) if file and engine.named else []
     grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
     answer = partial(_answer, engine, sampling, request, tools, grade, known, journal, progress)
     # Each rank has a clock. The ranks agree on the seconds of the slowest.
@@ -91,6 +91,8 @@ def evaluate_engine(
     )
     if file:
         write(evaluation, file)
+    if journal:
+        journal.unlink(missing_ok=True)
     return evaluation
 
 
@@ -106,13 +108,6 @@ def _check(engine: Model, problems: Sequence[Row], tools: Toolbox | None, reques
     if tools and "python" in tools.settings:
         require_layers()
     engine.check(problems[0]["prompt"], request.template_kwargs)
-
-
-def _journal(file: Path) -> Path:
-    journal = journal_file(file)
-    if file.exists() and not journal.exists():
-        raise ConfigError("output", str(file), "contains results without their answers", "give another --output")
-    return journal
 
 
 def _settings(

@@ -9,7 +9,7 @@ import pytest
 from grpo_math import evaluate
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation import engines, evaluator
-from grpo_math.evaluation.evaluation import journal_file, read
+from grpo_math.evaluation.evaluation import journal_file, read, write
 from grpo_math.evaluation.fingerprint import weights_hash
 from grpo_math.evaluation.stats import wilson_for_means
 from grpo_math.generation.completions import batch_seed
@@ -106,15 +106,30 @@ def six():
 
 
 @pytest.fixture(scope="module")
-def whole(small, six, tmp_path_factory):
+def journal():
+    """The lines of the file that stored the answers of `whole`, which is gone."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(small, six, journal, tmp_path_factory):
     """The results of an evaluation that was not interrupted."""
-    return evaluate(small, six, output=tmp_path_factory.mktemp("whole") / "results.json", **SAMPLED)
+
+    def write_and_read(evaluation, path):
+        write(evaluation, path)
+        journal.extend(journal_file(path).read_bytes().splitlines(keepends=True))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluator, "write", write_and_read)
+        results = evaluate(small, six, output=tmp_path_factory.mktemp("whole") / "results.json", **SAMPLED)
+    assert [path.name for path in Path(results["results"]).parent.iterdir()] == ["results.json"]
+    return results
 
 
 def test_a_file_that_was_cut_anywhere_gives_the_same_answers_and_asks_only_for_what_it_lacks(
-    small, six, whole, tmp_path, monkeypatch
+    small, six, whole, journal, tmp_path, monkeypatch
 ):
-    lines = journal_file(whole["results"]).read_bytes().splitlines(keepends=True)
+    lines = journal
     assert len(lines) == 1 + 24
     measured = json.loads(lines[0])["measured"]
     assert measured["weights_hash"] == weights_hash(small, None)
@@ -146,16 +161,16 @@ def test_complete_answers_are_read_without_the_weights(small, six, whole, monkey
 )
 def test_answers_of_another_evaluation_are_refused(changes, words, small, six, whole):
     asked = {"problems": slice(6), **SAMPLED, **changes}
-    files = Path(whole["results"]), journal_file(whole["results"])
-    before = [file.read_bytes() for file in files]
+    file = Path(whole["results"])
+    before = file.read_bytes()
     with pytest.raises(ConfigError, match=f"output='.*' was measured with {words}"):
         evaluate(small, six[asked.pop("problems")], output=whole["results"], **asked)
-    assert [file.read_bytes() for file in files] == before
+    assert file.read_bytes() == before
 
 
-def test_results_whose_answers_are_gone_are_not_written_over(small, tmp_path):
+def test_a_file_of_something_else_is_not_written_over(small, tmp_path):
     (tmp_path / "before.json").write_text("mine")
-    with pytest.raises(ConfigError, match="contains results without their answers"):
+    with pytest.raises(ConfigError, match="is not a results file: give another --output"):
         evaluate(small, ROWS, output=tmp_path / "before.json", progress=False)
     assert (tmp_path / "before.json").read_text() == "mine"
 
