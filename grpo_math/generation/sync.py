@@ -14,6 +14,7 @@ base a little and a 4-bit base more, and it needs NCCL. Here a sync saves the tr
 which does not support a key, by a client that sends VLLM_API_KEY. TRL sends full weights. Images are not supported.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -42,7 +43,7 @@ from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.generation.vllm_server import Server, key, served_rank, without_aborts
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
-from grpo_math.system.addresses import url_of
+from grpo_math.system.addresses import address_towards, url_of
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.replaced import replaced
 
@@ -102,15 +103,26 @@ def start_line(model: Any, args: Any, url: str, rank: int = 0) -> str:
 
 
 class KeyedClient(VLLMClient):
-    """TRL's client with VLLM_API_KEY in every request of its session.
+    """TRL's client with VLLM_API_KEY in every request of its session, and without the proxies of the environment.
 
-    TRL's constructor makes the session, and calls `check_server` before any request that needs the key.
+    TRL's constructor makes the session, and calls `check_server` before any other request.
     """
 
-    def check_server(self, *arguments: Any, **kwargs: Any) -> None:
+    def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
+        # Without the environment, requests also ignores this variable.
+        self.session.verify = os.environ.get("REQUESTS_CA_BUNDLE", True)
+        self.session.trust_env = False
         if key():
             self.session.headers["Authorization"] = f"Bearer {key()}"
-        super().check_server(*arguments, **kwargs)
+        # TRL's own method asks through a proxy, and repeats a request for ever if the proxy refuses it.
+        Server(self.base_url).wait(total_timeout)
+
+    def init_communicator(self, device: Any = 0) -> None:
+        # vLLM's default is the address of the default route. Whoever reaches the port there can run code in the
+        # server, whose workers unpickle what they read.
+        if address := address_towards(self.host):
+            os.environ.setdefault("VLLM_HOST_IP", address)
+        super().init_communicator(device)
 
     def _post(self, url: str, **kwargs: Any) -> dict:
         return without_aborts(url, partial(super()._post, url, **kwargs))

@@ -1,5 +1,6 @@
 """Addresses of servers: the URL of a host and a port, and checks of hosts and URLs."""
 
+import socket
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
@@ -48,6 +49,19 @@ def is_this_machine(host: str | None) -> bool:
     """
     ip = _ip(host)
     return is_loopback(host) or (ip is not None and ip.is_unspecified)
+
+
+def address_towards(host: str) -> str | None:
+    """Return the IPv4 address under which ``host`` reaches this machine; None if no route leads to the host.
+
+    >>> address_towards("localhost"), address_towards("0.0.0.0"), address_towards("::1")
+    ('127.0.0.1', '127.0.0.1', None)
+    """
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent over UDP here: the system only chooses the address. Any port will do.
+        probe.connect((host, 9))
+        return probe.getsockname()[0]
+    return None
 
 
 def _ip(host: str | None) -> IPv4Address | IPv6Address | None:

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import sys
 from operator import methodcaller
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import pytest
+from small_http import AnsweringHTTP
 from trl.generation import vllm_client
 from waiting import until
 
@@ -65,11 +67,42 @@ def test_no_path_is_open_without_the_key_but_health(path, output, kind, answer, 
 
 
 @pytest.mark.parametrize("secret", ["secret", ""])
-def test_trls_own_client_sends_the_key_too(secret, server, monkeypatch):
+def test_trls_own_client_sends_the_key_too_and_no_request_to_a_proxy(secret, server, monkeypatch):
     monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
     monkeypatch.setenv("VLLM_API_KEY", secret)
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
     assert KeyedClient(base_url=server.url).model == "base"
     assert server.headers[-1].get("Authorization") == (f"Bearer {secret}" if secret else None)
+
+
+def test_trls_own_client_gives_up_after_its_time_on_a_server_that_is_not_healthy(monkeypatch):
+    monkeypatch.setattr(vllm_client, "is_vllm_available", lambda **versions: True)
+    server = AnsweringHTTP()
+    server.answer = lambda path, body: (503, "")
+    with pytest.raises(ServerError, match=r"no vLLM server answers at .* after 0 seconds"):
+        KeyedClient(base_url=server.url, connection_timeout=0.1)
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "before", "address"),
+    [("0.0.0.0", {}, "127.0.0.1"), ("localhost", {"VLLM_HOST_IP": "10.0.0.1"}, "10.0.0.1"), ("::1", {}, None)],
+)
+def test_the_weights_of_a_server_on_this_machine_are_sent_on_a_port_of_the_loopback(host, before, address, monkeypatch):
+    """vLLM opens the port at VLLM_HOST_IP."""
+    opened = []
+    monkeypatch.setattr(
+        vllm_client.VLLMClient, "init_communicator", lambda self, device: opened.append(os.environ.get("VLLM_HOST_IP"))
+    )
+    client = KeyedClient.__new__(KeyedClient)
+    client.host = host
+    with patch.dict(os.environ, before):
+        if not before:
+            os.environ.pop("VLLM_HOST_IP", None)
+        client.init_communicator("cuda:0")
+    assert opened == [address]
 
 
 def asked(**request):
