@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="number of GPUs (default: this machine's)")
     add("--nodes", type=int, metavar="N", help="nodes of a SLURM job, with --gpus each: print its sbatch line, too")
     add("--gpu_memory", type=float, metavar="GB", help="memory of one GPU (default: this machine's)")
-    add("--card", metavar="NAME", help="the GPU, for its memory and number formats: h100, l4, t4, 4090, 3060, ...")
+    add("--card", metavar="NAME", help="the GPU, for its memory and number formats; list: print the cards")
     add("--cpu_memory", type=float, metavar="GB", help="main memory (default: this machine's)")
     add("--prompt_tokens", type=int, metavar="N", help="the longest prompt (default: 512)")
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")
@@ -37,6 +37,9 @@ def run(args: argparse.Namespace) -> Answer:
     if args.list_models:
         names = list(stored("shapes.json"))
         return Answer({"models": names}, "\n".join(names))
+    if args.card == "list":
+        memory = {name: card["gb"] for name, card in planner.TABLES["cards"].items()}
+        return Answer({"cards": memory}, "\n".join(f"{name:<15} {gb:>5.4g} GB" for name, gb in memory.items()))
     recipe = _read_recipe(args)
     card = planner.card_of(args.card) if args.card else None
     name = args.accelerate_config

@@ -8,8 +8,8 @@ model on tensors without memory, in a separate process.
 Loads no weights. Only the process of measure.py imports torch.
 """
 
-from grpo_math.planner.cards import card_of
+from grpo_math.planner.cards import TABLES, card_of
 from grpo_math.planner.picture import picture
 from grpo_math.planner.plan import choose, plan, serve_layout, unplanned_layout
 
-__all__ = ["card_of", "choose", "picture", "plan", "serve_layout", "unplanned_layout"]
+__all__ = ["TABLES", "card_of", "choose", "picture", "plan", "serve_layout", "unplanned_layout"]

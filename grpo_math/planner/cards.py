@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_math.errors import ConfigError, nearest_name
+from grpo_math.errors import ConfigError
 from grpo_math.system.yaml_files import read_yaml
 
 TABLES = read_yaml(Path(__file__).with_name("cards.yaml"))
@@ -64,9 +64,7 @@ def card_of(text: str) -> Card:
     if sizes:
         reason = f"is sold with {' and with '.join(map(str, sorted(sizes)))} GB"
         raise ConfigError("card", text, reason, f"name {' or '.join(sizes[gb] for gb in sorted(sizes))}")
-    near = nearest_name(name, cards, cutoff=0.5)
-    remedy = f"{MEMORY}; or name {near}" if near else MEMORY
-    raise ConfigError("card", text, "is not in the list of cards", remedy)
+    raise ConfigError("card", text, "is not in the list of cards", f"{MEMORY}; --card list prints the cards")
 
 
 def _short_name(name: str) -> str:

@@ -211,7 +211,8 @@ def test_a_card_has_the_memory_and_the_number_formats_that_it_reports(name, gb, 
         ("Radeon RX 7900 XTX", "was never tried with torch's build for ROCm: give --gpu_memory GB instead"),
         ("MI300X", "is an AMD GPU"),
         ("Apple M3 Max", "was never tried: train on the CPU there: plan with --use_cpu true --cpu_memory GB"),
-        ("Quadro", "is not in the list of cards: give --gpu_memory GB instead"),
+        ("Quadro", "is not in the list of cards: give --gpu_memory GB instead; --card list prints the cards"),
+        ("3070", "is not in the list of cards: give --gpu_memory GB instead; --card list prints the cards"),
         ("80,989,3350", "is not in the list of cards"),
     ],
 )
@@ -405,6 +406,11 @@ def test_without_a_network_the_hub_is_asked_once_and_the_models_that_need_none_a
     assert main(["plan", "--list_models"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert {"Qwen/Qwen2.5-1.5B", "google/gemma-3-12b", "Qwen/Qwen3-30B-A3B"} <= {*listed}
+
+
+def test_the_cards_are_listed_with_their_memory(capsys):
+    assert main(["plan", "--card", "list"]) == 0
+    assert {"h200            140.4 GB", "3060               12 GB"} <= {*capsys.readouterr().out.splitlines()}
 
 
 def test_a_plan_needs_neither_network_nor_torch():
