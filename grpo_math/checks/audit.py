@@ -8,6 +8,7 @@ Does not ask a model, and does not know whether a gold answer is right.
 """
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ from grpo_math.problems.stored import Stored, bar, batches
 from grpo_math.run.files import replace_text
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.reading import Unreadable, from_json
+
+logger = logging.getLogger(__name__)
 
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
@@ -188,7 +191,7 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
 
     with renamed_error_fields({"split": "dataset_split"}):
         data = open_rows(dataset, split, settings.columns)._replace(label="line", file=dataset)
-        rows = good_rows(data, settings.prompt_template == AS_IS, bad)
+        rows = good_rows(data, settings.prompt_template == AS_IS, bad, logger.warning)
     if not rows:
         raise first[0] if first else ConfigError("dataset", dataset, "has no rows", "check the file")
     return data, len(rows) + len(faults), rows, faults

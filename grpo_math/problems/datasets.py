@@ -39,8 +39,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, as_config_error, first_line, require_choice
+from grpo_math.problems import choices, generated, gym, missing, parts, stored
 from grpo_math.problems import columns as which
-from grpo_math.problems import generated, gym, missing, parts, stored
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_template
 from grpo_math.problems.rows import BadRow, Row, parse_row
@@ -144,7 +144,7 @@ def _reader(
             lines.append(error.line)
             first[:] = first or [error]
 
-        rows = good_rows(data, template.name == AS_IS, bad)
+        rows = good_rows(data, template.name == AS_IS, bad, warn)
         # A benchmark keeps repeated problems, because its authors count them.
         if data.source is not DEFAULT_SOURCE and "train" in data.source.splits:
             rows = Stored(_once(rows, data.file, warn))
@@ -165,15 +165,16 @@ def _reader(
     return read, data
 
 
-def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) -> Stored:
+def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None], warn: Warn) -> Stored:
     """Return the rows that can be used, in their order, and call ``bad`` with each other raw row and its error.
 
-    ``as_is``: the model gets the row's own prompt. Raises `ConfigError` if the rows lack a part of their problems.
+    ``as_is``: the model gets the row's own prompt. ``warn`` gets lines about gold answers that name options. Raises
+    `ConfigError` if the rows lack a part of their problems.
     """
-    has_options = False
+    has_options = has_lists = False
 
     def good() -> Iterator[Row]:
-        nonlocal has_options
+        nonlocal has_options, has_lists
         ids: set[str] = set()
         layout_of = lru_cache(maxsize=1000)(partial(which.layout, accepted=data.accepted))
         for line, raw in stored.bar(data.rows(), f"reading {data.file}", is_large=data.size >= LARGE):
@@ -188,11 +189,16 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None]) ->
                 row["id"] = number
             ids.add(row["id"])
             has_options |= bool(row["options"])
+            has_lists |= row["lists"] is not None
             yield row
 
     rows = Stored(good())
+    # A column that --columns names is the user's choice.
+    of_lists = warn if len(data.accepted["answer"]) > 1 else None
+    if has_lists and (column := choices.column_of_options(rows, data.file, of_lists)):
+        rows, has_options = Stored(choices.with_list(row, column) for row in rows), True
     if has_options:
-        rows = Stored(map(partial(parts.with_options, numbers=parts.numbering(rows)), rows))
+        rows = Stored(choices.with_letters(rows, choices.numbering(rows, data.file, warn), data.file, warn))
     if rows and data.source is DEFAULT_SOURCE:
         _refuse_misread([*islice(rows, CHECKED)], data.file, data.accepted, as_is)
     return rows
@@ -347,10 +353,15 @@ def _hub_table(
             table = datasets.load_dataset(path, address.config, split=split, revision=address.revision, **cache)
     if len(table):
         missing.refuse_missing(name, [table[number] for number in range(min(len(table), missing.SEEN))], accepted)
-    # The other columns of a set on the Hub may be gigabytes.
+    # The other columns of a set on the Hub may be gigabytes. The options of an index may have any name.
     if known or not local:
         read = which.used(table.column_names, accepted)
-        table = table.select_columns([name for name in table.column_names if name in read or parts.belongs(name)])
+        has_index = any(map(choices.is_index_column, read))
+        kept = [
+            name for name, feature in table.features.items() if has_index and not isinstance(feature, datasets.Value)
+        ]
+        names = [name for name in table.column_names if name in read or name in kept or parts.belongs(name)]
+        table = table.select_columns(names)
     return table
 
 

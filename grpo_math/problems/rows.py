@@ -22,7 +22,8 @@ from typing import Any
 from grpo_math.grading.equal.compare import THOUSANDS, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.where import gold_answer
-from grpo_math.problems import columns, parts
+from grpo_math.problems import choices, columns, parts
+from grpo_math.problems import options as choice
 from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
 from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, Source
@@ -54,12 +55,13 @@ def parse_row(
     source: Source = DEFAULT_SOURCE,
     as_is: bool = False,
 ) -> Row:
-    """Return {id, problem, answer, own_prompt, others, read, written, options}. Raises `BadRow`.
+    """Return {id, problem, answer, own_prompt, others, read, written, is_value, options, lists}. Raises `BadRow`.
 
     ``own_prompt`` is a chat, TRL's column ``prompt`` or a text with a chat template, else None. ``others`` has the
     level, subject and tolerance, and the unchanged other columns if the data set is not built in. ``options`` belong
     under the problem. ``read``: the columns of problem and answer. ``written``: the content of the answer's column.
-    With ``as_is`` a chat may have several turns.
+    ``is_value``: the gold answer is not an index of an option. ``lists``: the columns that may be the options of an
+    index; None if the gold answer is not one, or if its options are known. With ``as_is`` a chat may have turns.
     """
     try:
         fields = from_json(raw) if isinstance(raw, bytes) else raw
@@ -94,6 +96,8 @@ def parse_row(
     left_out = _left_out(problem_key)
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is DEFAULT_SOURCE else {}
+    options = choice.options(named, answer) if source is DEFAULT_SOURCE else {}
+    is_unseen = source is DEFAULT_SOURCE and not options and choices.is_index_column(answer_key)
     return {
         "id": default_id if identity is None else str(identity),
         "problem": problem.strip(),
@@ -102,8 +106,15 @@ def parse_row(
         "others": others | _parts(named, layout, answer, source),
         "read": (problem_key, answer_key),
         "written": written,
-        "options": parts.options(named, answer) if source is DEFAULT_SOURCE else {},
+        "is_value": choice.has_wrong_options(named) or _is_marked(written, answer),
+        "options": options,
+        "lists": choice.lists_of_options(named, answer, problem_key) if is_unseen else None,
     }
+
+
+def _is_marked(written: Any, gold: str) -> bool:
+    """Return True if the gold answer is a part of the text in its column, such as a box, and not of a list."""
+    return isinstance(written, str) and gold != written.strip() and isinstance(from_cell(written), str)
 
 
 @lru_cache(maxsize=1000)

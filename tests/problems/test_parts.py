@@ -56,6 +56,38 @@ LAYOUTS = {
         f"{SUM} A. 6 B. 7",
         "B",
     ),
+    "a letter in LaTeX": ({"question": SUM, "choices": texts, "solution": r"so $\boxed{\text{(B)}}$"}, LETTERED, "B"),
+    "an index next to a list": ({"question": SUM, "alternatives": texts, "answer_idx": 1}, LETTERED, "B"),
+    "an index next to a list and tags": (
+        {"question": SUM, "alternatives": texts, "tags": ["a", "b"], "messages": [{"role": "user"}], "answer_idx": 1},
+        LETTERED,
+        "B",
+    ),
+    "an index next to a list that is too short": (
+        {"question": SUM, "alternatives": texts, "authors": ["a"], "years": [1, 2], "answer_index": 3},
+        LETTERED,
+        "C",
+    ),
+    "a letter next to a list": ({"question": SUM, "alternatives": texts, "answerKey": "b"}, LETTERED, "B"),
+    "objects with another text key": (
+        {"question": SUM, "answers": [{"body": text, "right": text == B} for text in texts], "correct_option": "2.0"},
+        LETTERED,
+        "C",
+    ),
+    "objects in another order": (
+        {"question": SUM, "options": [{"id": i, "n": n} for i, n in zip("BAC", (7, 6, 8), strict=True)], "answer": "B"},
+        LETTERED,
+        "B",
+    ),
+    "tags next to a number": ({"question": SUM, "tags": ["a", "b"], "steps": ["3", "4"], "answer": 1}, SUM, "1"),
+    "a label next to a list": ({"question": SUM, "alternatives": texts, "label": 1}, SUM, "1"),
+    "a key that is a value": ({"question": SUM, "tags": ["a", "b"], "answerKey": "70"}, SUM, "70"),
+    "wrong options that are numbers": (
+        {"question": SUM, "correct": 2, "distractors": ["1", "0"]},
+        f"{SUM}\n(A) 0\n(B) 1\n(C) 2",
+        "C",
+    ),
+    "a box is never an index": ({"question": SUM, "choices": texts, "solution": r"\boxed{1}"}, LETTERED, "1"),
     "an answer that is no option": ({"question": SUM, "choices": texts, "answer": "7" * 5000}, LETTERED, "7" * 5000),
     "numbers of the problem": ({"question": SUM, "a": 3, "b": 4, "c": 12, "answer": "7"}, SUM, "7"),
     "other columns": (
@@ -70,6 +102,18 @@ REFUSED = {
     "a context in parts": ({"context": {"a": [PIES]}, "question": MANY, "answer": "8"}, UNREAD.format("context", "c")),
     "a list of numbers": ({"question": "Make 24.", "nums": [4, 6], "answer": "4*6"}, UNREAD.format("nums", "nums+q")),
     "options without letters": ({"question": SUM, "options": "6 / 8", "answer": "6"}, UNREAD.format("options", "o")),
+    "an index without options": (
+        {"question": SUM, "answer_idx": 1, "tags": ["a", "b"]},
+        "'answer_idx' that are indices by",
+    ),
+    "an index next to two lists": (
+        {"question": SUM, "one": texts, "two": texts, "answer_idx": 1},
+        "several columns may be their options: one, two: name the column of options 'options', or give --columns",
+    ),
+    "objects with two text keys": (
+        {"question": SUM, "options": [{"en": text, "de": f"{text}."} for text in texts], "answer": 1},
+        UNREAD.format("options", "options+question"),
+    ),
     "a countdown": (
         {"prompt": "Make 98 of 44, 19 and 35.", "target": 98, "nums": [44, 19, 35]},
         "has gold answers in the column 'target' that occur in their problems, as in a countdown: give --columns",
@@ -104,6 +148,61 @@ def test_named_columns_are_the_users_choice(tmp_path):
     for problem, expected in stated.items():
         (row, *_) = load_problems(file, columns=f"{problem},answer=target")
         assert (row["problem"], row["answer"]) == (expected, "3")
+
+
+VALUES = [("2", ["2", "4", "3"]), ("1", ["5", "4", "1"]), ("3", ["3", "9", "17"]), ("17", ["17", "2", "3"])]
+FORMS = {  # of a gold answer and options: each gold answer is the value of an option
+    "a box in a solution": lambda gold, texts: {"options": texts, "solution": rf"It is \boxed{{{gold}}}."},
+    "a list of one": lambda gold, texts: {"options": texts, "answer": [gold]},
+    "LaTeX": lambda gold, texts: {"options": [f"${text}$" for text in texts], "answer": gold},
+    "a unit": lambda gold, texts: {"options": [f"{text} cm" for text in texts], "answer": gold},
+    "halves": lambda gold, texts: {"options": [rf"$\frac{{{text}}}{{2}}$" for text in texts], "answer": int(gold) / 2},
+    "a number next to texts": lambda gold, texts: {"options": texts, "answer_index": int(gold)},
+    "a text next to numbers": lambda gold, texts: {"options": [*map(int, texts)], "answer": gold},
+    "labels that are digits": lambda gold, texts: {"options": dict(zip("123", texts, strict=True)), "answer": gold},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_number_that_cannot_be_an_index_shows_that_numbers_are_values(tmp_path, caplog, form):
+    rows = [{"question": f"Number {i}?", **FORMS[form](*one)} for i, one in enumerate(VALUES)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["answer"] for row in load_problems(str(tmp_path / "rows.jsonl"))] == ["A", "C", "A", "A"]
+    assert not caplog.records
+
+
+COLOURS = ["red", "blue", "green", "pink"]
+SAID = {  # the options and the numbers of a file -> the gold answers, and the warning
+    "indices from 0, or from 1": (COLOURS, [2, 1], ["C", "B"], "read as indices of options from 0, because none is 0"),
+    "texts": (["2", "1", "0"], ["2", "1"], ["A", "B"], "fit as values of options and as indices: read as values, not"),
+    "numbers": (["2", "1", "3"], [2, 1], ["C", "B"], "fit as values of options and as indices: read as indices, not"),
+    "the same either way": (["0", "1", "3"], ["0", "1"], ["A", "B"], None),
+    "no option": (["2", "7", "9"], ["7", "1", "2"], ["B", "1", "A"], "1 of 3 gold answers of "),
+    "an index that is too large": (
+        COLOURS,
+        [0, 3, 9],
+        ["A", "D", "9"],
+        "name no option, and stay as they are; the first",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_number_that_may_be_something_else_is_named(tmp_path, caplog, name):
+    texts, golds, expected, message = SAID[name]
+    rows = [{"question": f"Number {i}?", "choices": texts, "correct": gold} for i, gold in enumerate(golds)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["answer"] for row in load_problems(str(tmp_path / "rows.jsonl"))] == expected
+    assert message in caplog.text if message else not caplog.records
+
+
+def test_a_column_of_numbers_that_may_be_indices_is_named(tmp_path, caplog):
+    file = rows_file(tmp_path, {"question": SUM, "one": texts, "two": texts, "cop": 1})
+    assert load_problems(file)[0]["answer"] == "1"
+    assert "rows.jsonl has gold answers in the column 'cop' that are indices by its name (1, 1, 1), and" in caplog.text
+    caplog.clear()
+    assert load_problems(file, columns="answer=cop")[0]["answer"] == "1"
+    assert not caplog.records
 
 
 def test_an_index_is_read_by_what_the_whole_set_has(tmp_path):

@@ -1,0 +1,192 @@
+r"""The option that a gold answer names: by its label, its text, a value equal to it, or its index.
+
+>>> row = {"problem": "What is 3 + 4?", "answer": "7.0", "is_value": False, "options": {"A": "6", "B": "$7$"}}
+>>> row = with_options(row, Numbering(are_values=True))
+>>> row["problem"], row["answer"]
+('What is 3 + 4?\n(A) 6\n(B) $7$', 'B')
+
+A number may be a value or an index. The whole data set decides: `numbering`.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from string import ascii_uppercase
+from typing import Any, NamedTuple
+
+from grpo_math.errors import ConfigError, cut
+from grpo_math.grading import Verdict
+from grpo_math.grading.equal.clean import clean
+from grpo_math.grading.equal.compare import compare, value
+from grpo_math.problems.columns import normalized
+from grpo_math.problems.options import CIRCLED, LABEL, index_of
+
+INDEX_NAME = re.compile(r".*(?:idx|index)|cop|correct_option|answerkey")
+TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+JUDGED = 1000  # gold answers that are compared with their options
+
+
+def is_index_column(column: str) -> bool:
+    """Return True if the name of a column says that its numbers are indices.
+
+    >>> [name for name in ("answer_idx", "meta.correctIndex", "answerKey", "label") if is_index_column(name)]
+    ['answer_idx', 'meta.correctIndex', 'answerKey']
+    """
+    return bool(INDEX_NAME.fullmatch(normalized(column)))
+
+
+def column_of_options(
+    rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str], None] | None = None
+) -> str | None:
+    """Return the column with the options that indices name, if no column has a usual name; None without such a column.
+
+    Raises `ConfigError` if the gold answers are indices by the name of their column, and their options are not clear.
+    ``warn`` gets the line if this name may mean something else. Without ``warn`` there is neither an error nor a line.
+    """
+    unseen = [(row["answer"], row["read"][1], {*row["lists"]}) for row in rows if row["lists"] is not None]
+    columns = sorted(set.intersection(*(names for _, _, names in unseen)))
+    if len(columns) == 1:
+        return columns[0]
+    golds, key = [gold for gold, _, _ in unseen], unseen[0][1]
+    # A letter may be of options in the problem, and a number that is no index is a value.
+    if warn is None or not all(index_of(gold) in range(len(ascii_uppercase)) for gold in golds):
+        return None
+    options = f"several columns may be their options: {', '.join(columns)}" if columns else "no column is their options"
+    reason = (
+        f"has gold answers in the column {key!r} that are indices by its name ({', '.join(golds[:3])}), and {options}"
+    )
+    remedy = f"name the column of options 'options', or give --columns answer=NAME, or answer={key} to keep them"
+    if normalized(key).endswith(("idx", "index")):
+        raise ConfigError("dataset", file, reason, remedy)
+    warn(f"{file} {reason}: {remedy}")
+    return None
+
+
+def with_list(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """Return a row with the options of this column, if the row has no others."""
+    return {**row, "options": row["options"] or (row["lists"] or {}).get(column, {})}
+
+
+class Numbering(NamedTuple):
+    """How the gold answers of a data set that are numbers name options."""
+
+    are_values: bool  # a number is the value of an option, not an index
+    start: int = 0  # the first index
+
+
+def numbering(rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str], None]) -> Numbering:
+    """Return how the numbers among the gold answers name options, which only the whole set shows: a 2 alone may be an
+    option, or the second or the third.
+
+    Numbers are values if each equals an option, or if one of them cannot be an index and most equal an option. Indices
+    count from 1 if the labels do, or if the last option is counted so.
+    """
+    n = n_indices = 0
+    has_zero = from_one = is_index_by_name = False
+    is_index_by_type = True
+    fits: list[tuple[int | None, int | None]] = []  # the index and the position of an equal option
+    for row in rows:
+        gold, options = row["answer"], row["options"]
+        if not options or row["is_value"] or not _is_number(gold):
+            continue
+        index = index_of(gold)
+        if index not in range(len(options) + 1):
+            index = None
+        n, n_indices = n + 1, n_indices + (index is not None)
+        has_zero |= index == 0
+        from_one |= index == len(options) or "1" in [*options][:1]
+        if len(fits) < JUDGED:
+            fits.append((index, next(iter(_equal(gold, options.values())), None)))
+            is_index_by_name |= is_index_column(row["read"][1])
+            # A number next to texts, as in MMLU.
+            is_index_by_type &= not isinstance(row["written"], str) and any(
+                isinstance(o, str) for o in options.values()
+            )
+    start = int(from_one and not has_zero)
+    values = sum(position is not None for _, position in fits)
+    if n_indices < n:
+        return Numbering(values >= sum(index is not None for index, _ in fits), start)
+    are_values = values == len(fits) and not (is_index_by_name or is_index_by_type)
+    if 2 * values > len(fits) and any(index != position + start for index, position in fits if position is not None):
+        taken, other = ("values", "indices") if are_values else ("indices", "values")
+        fit = "fit as values of options and as indices"
+        warn(f"the gold answers of {file} that are numbers {fit}: read as {taken}, not as {other}; write letters")
+    elif n and not (are_values or has_zero or from_one):
+        reason = "because none is 0 or the number of options"
+        warn(f"the gold answers of {file} are read as indices of options from 0, {reason}: write letters")
+    return Numbering(are_values, start)
+
+
+def with_letters(
+    rows: Iterable[dict[str, Any]], numbers: Numbering, file: str, warn: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Yield each row with the options under its problem, and the letter of an option as its gold answer."""
+    n, without = 0, []
+    for row in rows:
+        read = with_options(row, numbers)
+        n += bool(row["options"])
+        if row["options"] and read["answer"] not in ascii_uppercase[: len(row["options"])]:
+            without.append(f"{row['id']}, {cut(row['answer'])}")
+        yield read
+    if without:
+        message = f"{len(without)} of {n} gold answers of {file} name no option, and stay as they are"
+        warn(f"{message}; the first is {without[0]}: write a letter")
+
+
+def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
+    """Return a row with the options under its problem, and the letter of an option as its gold answer."""
+    if not row["options"]:
+        return row
+    labels, texts, problem = [*row["options"]], [*map(str, row["options"].values())], row["problem"]
+    gold = row["answer"].translate(CIRCLED)
+    index = None if numbers.are_values or row["is_value"] else index_of(gold)
+    if index is None:
+        position = _position(gold, labels, texts)
+    else:
+        position = index - numbers.start if index - numbers.start in range(len(texts)) else None
+    lines = [f"({letter}) {text}" for letter, text in zip(ascii_uppercase, texts, strict=False)]
+    # A problem may contain its options already.
+    if not all(_squeezed(line) in _squeezed(problem) for line in lines):
+        problem = "\n".join([problem, *lines])
+    return {**row, "problem": problem, "answer": gold if position is None else ascii_uppercase[position]}
+
+
+def _position(gold: str, labels: Sequence[str], texts: Sequence[str]) -> int | None:
+    """Return the position of the option with this label, this text or an equal value; None without one.
+
+    >>> [_position(gold, "AB", ["$2$", "1/2"]) for gold in ("2", "0.5", "(b)", "2 cm", r"\\text{(B)}", "3")]
+    [0, 1, 1, 0, 1, None]
+    """
+    letters = ascii_uppercase[: len(texts)]
+    by_label = {name: position for names in (letters, labels) for position, name in enumerate(names)}
+    label = LABEL.fullmatch(TEXT.sub(r"\1", clean(gold)) if "\\" in gold else gold)
+    is_number = _is_number(gold)
+    position = by_label.get(label[1].upper()) if label else None
+    if gold in by_label and not is_number:
+        return position
+    if gold in texts:
+        return texts.index(gold)
+    if position is not None and not is_number:
+        return position
+    equal = _equal(gold, texts)
+    return equal[0] if len(equal) == 1 else position
+
+
+def _is_number(gold: str) -> bool:
+    # Few letters and words have a digit. Reading a text takes longer.
+    return any(map(str.isdigit, gold)) and value(gold) is not None
+
+
+def _equal(gold: str, options: Iterable[Any]) -> list[int]:
+    """Return the positions of the options that the grader takes for equal to a gold answer."""
+    texts = [(place, str(option)) for place, option in enumerate(options)]
+    has_digit = any(map(str.isdigit, gold))
+    # Few texts of other options have a digit. Comparing takes longer.
+    return [
+        place
+        for place, text in texts
+        if has_digit == any(map(str.isdigit, text)) and compare(gold, text)[0] is Verdict.CORRECT
+    ]
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\W", "", text).casefold()
