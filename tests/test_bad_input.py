@@ -83,6 +83,7 @@ COMMANDS = {
         "this recipe has no server to start: set use_vllm: true and vllm_mode: server",
     ),
     "a folder for a recipe": (["plan", "--config", "."], ". cannot be read (Is a directory)"),
+    "data for a recipe": (["plan", "good.jsonl"], "good.jsonl is data, not a recipe: give --dataset good.jsonl"),
     "a token in a recipe": (["plan", "token.yaml"], "token.yaml cannot be read"),
     "a token in an option": (["push", "run", "--token=hf_secret"], "--token is not an option"),
     "a token of two words": ([*TRAIN, "--hub_token", "secret1", "secret2"], "--hub_token takes one value, not several"),

@@ -29,6 +29,7 @@ Does not run code of a repository, and does not shuffle, tokenize or cut prompts
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -138,10 +139,10 @@ def _reader(
 
     def read(warn: Warn) -> Read:
         first: list[DataError] = []
-        lines: list[int] = []
+        faults: Counter[tuple[str, str]] = Counter()
 
         def bad(raw: Any, error: DataError) -> None:
-            lines.append(error.line)
+            faults[error.field, error.reason] += 1
             first[:] = first or [error]
 
         rows = good_rows(data, template.name == AS_IS, bad, warn)
@@ -149,12 +150,12 @@ def _reader(
         if data.source is not DEFAULT_SOURCE and "train" in data.source.splits:
             rows = Stored(_once(rows, data.file, warn))
         if first and (not (skip_bad_rows or data.source is not DEFAULT_SOURCE) or not rows):
-            raise first[0]
+            raise counted(first[0], faults, len(rows))
         if not rows:
             raise ConfigError("dataset", dataset, "has no rows", "check the file")
         for one in first:
-            counted = f"{len(lines):,} of {len(rows) + len(lines):,}"
-            warn(f"skipped {counted} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
+            n = faults.total()
+            warn(f"skipped {n:,} of {len(rows) + n:,} rows of {one.file}; line {one.line}: {one.field} {one.reason}")
         if limit is not None:
             # The rows with the smallest hashes: a larger limit contains the rows of a smaller one.
             digests = ((sha256(f"{seed} {row['id']}".encode()).digest(), row["id"]) for row in rows)
@@ -163,6 +164,13 @@ def _reader(
         return _with_prompts(rows, template, dataset, warn)
 
     return read, data
+
+
+def counted(error: DataError, faults: Counter[tuple[str, str]], good: int) -> DataError:
+    """Return an error with the number of rows that have the same one, if they are several."""
+    n = faults[error.field, error.reason]
+    reason = f"{error.reason} in {n:,} of {good + faults.total():,} rows" if n > 1 else error.reason
+    return DataError(error.file, error.line, error.field, reason, error.remedy)
 
 
 def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None], warn: Warn) -> Stored:

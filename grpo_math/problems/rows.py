@@ -41,6 +41,7 @@ LARGEST = Fraction(10**300)  # near the largest float
 PARTS = ("level", "subject", "tolerance")
 NO_GOLD = ("", "proof", "notfound", "null", "none", "nan", "n/a", "tbd", "?", "-")  # instead of an answer
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
+NO_CHOICE: Row = {"options": {}, "lists": None}
 REMEDY = "correct the row, or pass --skip_bad_rows"
 
 
@@ -96,8 +97,6 @@ def parse_row(
     left_out = _left_out(problem_key)
     # The other columns of a built-in set may be gigabytes, and the user did not name them.
     others = {name: fields[name] for name in fields if name not in left_out} if source is DEFAULT_SOURCE else {}
-    options = choice.options(named, answer) if source is DEFAULT_SOURCE else {}
-    is_unseen = source is DEFAULT_SOURCE and not options and choices.is_index_column(answer_key)
     return {
         "id": default_id if identity is None else str(identity),
         "problem": problem.strip(),
@@ -105,10 +104,19 @@ def parse_row(
         "own_prompt": prompt if is_prompt else None,
         "others": others | _parts(named, layout, answer, source),
         "read": (problem_key, answer_key),
+        **(_choice(named, answer, written, problem_key, answer_key) if source is DEFAULT_SOURCE else NO_CHOICE),
+    }
+
+
+def _choice(named: Mapping[str, Any], gold: str, written: Any, problem_key: str, answer_key: str) -> Row:
+    """Return the options of a row, and whether its gold answer may be the index of one."""
+    options = choice.options(named, gold)
+    is_unseen = not options and choices.is_index_column(answer_key)
+    return {
         "written": written,
-        "is_value": choice.has_wrong_options(named) or _is_marked(written, answer),
+        "is_value": choice.has_wrong_options(named) or _is_marked(written, gold),
         "options": options,
-        "lists": choice.lists_of_options(named, answer, problem_key) if is_unseen else None,
+        "lists": choice.lists_of_options(named, gold, problem_key) if is_unseen else None,
     }
 
 
@@ -129,6 +137,8 @@ def _needed(named: Mapping[str, Any], field: str, layout: columns.Layout, fields
     """Return the column and the value of a field. Raises `BadRow` if the row lacks it."""
     key, content = layout.first(named, field)
     if content is None:
+        if present := layout.present[field]:
+            raise BadRow(present[0], "is null", REMEDY)
         names = layout.accepted[field]
         key = names[0] if len(names) == 1 else field
         raise BadRow(key, "is missing", f"{column_remedy([fields], field, layout.accepted)}; {REMEDY}")

@@ -24,7 +24,7 @@ from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
-from grpo_math.system.reading import from_json, home, reading
+from grpo_math.system.reading import TABLES, from_json, home, reading, uncompressed
 from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.system.yaml_files import from_yaml, read_yaml
 
@@ -234,6 +234,9 @@ def is_switch(name: str, following: Sequence[str]) -> bool:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """Return the fields of a recipe. Raises a `UserError` of one line for a file that is not a recipe."""
+    # JSON is YAML.
+    if uncompressed(path).endswith(TABLES) and not uncompressed(path).endswith(".json"):
+        raise UserError(f"{path} is data, not a recipe: give --dataset {path}, and the recipe as --config")
     recipe = read_yaml(recipe_file(path))
     if not isinstance(recipe, dict):
         raise UserError(f"{path} contains no fields: a recipe is a YAML file with a field on each line")

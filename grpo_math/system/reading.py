@@ -246,13 +246,14 @@ def _note(path: str | Path, encoding: str) -> None:
 
 
 def _is_value(line: bytes) -> bool:
-    """Return True if a line begins with a whole JSON value, except for a list.
+    """Return True if a line begins with a whole JSON value.
 
-    >>> [_is_value(line) for line in (b' {"a": 1}', b"{", b"[1]", b"")]
-    [True, False, False, False]
+    >>> [_is_value(line) for line in (b' {"a": 1}', b"{", b"[1]", b"[1,", b"")]
+    [True, False, True, False, False]
     """
     with suppress(ValueError, RecursionError):
-        return not isinstance(json.JSONDecoder().raw_decode(line.decode().strip())[0], list)
+        json.JSONDecoder().raw_decode(line.decode().strip())
+        return True
     return False
 
 
@@ -273,13 +274,16 @@ def _json_rows(path: str | Path, lines: list[tuple[int, bytes]], split: str) -> 
             raise
         # A bad line is named by its number.
         return lines
+    remedy = "write one object per line, with pandas: to_json(FILE, orient='records', lines=True)"
     if isinstance(value, dict):
         lists = {name: part for name, part in value.items() if name in LISTS and isinstance(part, list)}
         # As pandas writes a table by default. A row has a text.
         if not lists and value and all(isinstance(part, list | dict) and part for part in value.values()):
-            remedy = "write one object per line, with pandas: to_json(FILE, orient='records', lines=True)"
             raise UserError(f"{path} is one object of columns: {remedy}")
         value = _part(path, lists, split, "lists") if lists else value
+    # The cells of pandas' orient="split" or "values".
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        raise UserError(f"{path} has lists as rows, without the names of their columns: {remedy}")
     return enumerate(value if isinstance(value, list) else [value], 1)
 
 
@@ -299,8 +303,8 @@ def _sheet(path: str | Path, file: Any, split: str) -> Iterator[tuple[int, dict[
         raise UserError(f"{path} is a workbook: {remedy}") from None
     book = load_workbook(file, read_only=True, data_only=True)
     sheets = {sheet.title: [*enumerate(sheet.iter_rows(values_only=True), 1)] for sheet in book.worksheets}
-    filled = {title: [(number, cells) for number, cells in rows if {*cells} - {None}] for title, rows in sheets.items()}
-    return _rows(_part(path, {title: rows for title, rows in filled.items() if rows}, split, "sheets"))
+    filled = {title: rows for title, rows in sheets.items() if any(map(_has_content, chain(*(row for _, row in rows))))}
+    return _rows(_part(path, filled, split, "sheets"))
 
 
 def _cells(lines: TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -312,24 +316,33 @@ def _cells(lines: TextIOWrapper) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _rows(records: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield a row for each record after the first one, which has the names. An exception becomes the row's fault."""
+    """Yield a row for each record after the first one, which has the names. An exception becomes the row's fault.
+
+    A spreadsheet appends empty rows and empty columns, which are left out.
+    """
     names: list[str] = []
     for number, cells in records:
         if isinstance(cells, Exception):
             if not names:
                 raise cells
             yield number, {FAULT: f"cannot be read ({cells})"}
+        elif not any(map(_has_content, cells)):
+            continue
         elif not names:
             names = ["" if name is None else str(name) for name in cells]
             # The last of two columns with one name would silently replace the first. Empty names: trailing commas.
             stated = [name for name in names if name.strip()]
             if repeated := [name for name in stated if stated.count(name) > 1]:
                 raise ValueError(f"two columns are named {repeated[0]!r}")
-        elif len(cells) > len(names):
+        elif any(map(_has_content, cells[len(names) :])):
             yield number, {FAULT: "has more cells than the file has columns"}
         else:
             padded = [*cells, *[None] * (len(names) - len(cells))]
-            yield number, {name: None if cell == "" else cell for name, cell in zip(names, padded, strict=True)}
+            yield number, {name: None if cell == "" else cell for name, cell in zip(names, padded, strict=False)}
+
+
+def _has_content(cell: Any) -> bool:
+    return cell is not None and not (isinstance(cell, str) and (not cell or cell.isspace()))
 
 
 def _records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, Any]]:

@@ -164,6 +164,7 @@ BAD_ROWS = {
     "an empty problem": ({"problem": " ", "answer": "7"}, "problem is empty"),
     "a problem of the wrong type": ({"problem": 5, "answer": "7"}, "problem is of type int, not text"),
     "a prompt of messages": ({"prompt": [{"role": "user"}], "answer": "7"}, "prompt is of type list, not text"),
+    "null": ({"problem": "a?", "answer": None, "target": None}, "answer is null: correct"),
     "not JSON": ("{'problem': 1}", "row cannot be read (JSONDecodeError: Expecting property name enclosed"),
     "not an object": ([1, 2], "row is of type list, not an object"),
     "not UTF-8": (b'{"problem": "caf\xe9?", "answer": "7"}', "row cannot be read (UnicodeDecodeError: "),
@@ -184,6 +185,12 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path, caplog, fault):
     assert values(load_problems(file, skip_bad_rows=True), "id") == [("bad/1",), ("bad/4",)]
     (message,) = caplog.messages
     assert message.startswith(f"skipped 1 of 3 rows of {file}; line 3: {reason.partition(':')[0]}")
+
+
+def test_a_fault_of_several_rows_is_counted(tmp_path):
+    rows = [GOOD, *[GOOD | {"answer": None}] * 2, GOOD | {"answer": " "}]
+    with pytest.raises(DataError, match=r"a\.jsonl:2: answer is null in 2 of 4 rows: correct the row, or pass"):
+        load_problems(write(tmp_path / "a.jsonl", *rows))
 
 
 @pytest.mark.parametrize(
@@ -364,6 +371,8 @@ FILES = {
     "mine.csv.xz": lzma.compress(CSV.encode()),
     "mine.jsonl.zst": pyarrow.compress(JSONL.encode(), "zstd", asbytes=True),
     "splits.json": json.dumps({"train": ROWS, "test": ROWS[:1]}).encode(),
+    "separators.csv": f",,\r\n{CSV},,\r\n , ,\r\n,,,,\r\n".encode(),
+    "surplus.csv": CSV.replace("4?,7,", "4?,7,,,").encode(),
     "data.json": json.dumps({"version": "1.0", "data": ROWS}, indent=2).encode(),
 }
 
@@ -590,6 +599,12 @@ def test_an_object_of_columns_is_named(tmp_path):
             UserError, match=r"a\.json is one object of columns: write one object per line, with pandas:"
         ):
             load_problems(file)
+    cells = [[row["problem"], row["answer"]] for row in ROWS]
+    for rows in (cells, {"columns": ["problem", "answer"], "index": [0, 1], "data": cells}):
+        with pytest.raises(
+            UserError, match=r"a\.json has lists as rows, without .*: write one object per line, with pan"
+        ):
+            load_problems(write(tmp_path / "a.json", rows))
     (row,) = load_problems(write(tmp_path / "a.json", {"prompt": chat, "answer": "7"}))
     assert row["problem"] == chat[0]["content"]
 
@@ -602,7 +617,7 @@ def test_a_text_file_is_read_if_it_has_json_and_is_named_otherwise(tmp_path):
 
 def test_a_sheet_of_excel_is_read_and_a_book_of_several_names_them(tmp_path):
     openpyxl = pytest.importorskip("openpyxl")
-    book, rows = openpyxl.Workbook(), [["Problem", "Answer", None], ["What is 3 + 4?", 7], [None, None], ["0 + 0?", 0]]
+    book, rows = openpyxl.Workbook(), [["Problem", "Answer", None], ["What is 3 + 4?", 7], [None, " "], ["0 + 0?", 0]]
     for row in rows:
         book.active.append(row)
     book.create_sheet("empty")
