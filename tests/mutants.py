@@ -10,8 +10,7 @@ printed as a diff. Read them: either a test is missing, or the line can go, or b
 fails on the unchanged code, too, is printed, and does not count.
 
 Does not change strings, log calls, messages, annotations, matrices of example numbers, or the constants of a module or
-class. `tools` is left out: its tests run hostile programs, and a mutant of the sandbox would let them out. So is the
-self-test, which only slow tests run.
+class. The self-test is left out, because only slow tests run it.
 """
 
 import argparse
@@ -276,7 +275,7 @@ def try_out(packages: list[str], n: int, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    packages = sorted({path.parent.name for path in ROOT.glob("grpo_math/*/__init__.py")} - {"tools"})
+    packages = sorted({path.parent.name for path in ROOT.glob("grpo_math/*/__init__.py")})
     parser.add_argument("packages", nargs="+", choices=packages, metavar="PACKAGE", help="a folder of grpo_math")
     parser.add_argument("--n", type=int, default=40, help="number of mutants of each package, drawn at random")
     parser.add_argument("--seed", type=int, default=0)

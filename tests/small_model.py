@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from grpo_math.generation.chat import SMOLLM2_TEMPLATE
+from grpo_math.checks.tiny_model import SMOLLM2_TEMPLATE
 
 END = "<|im_end|>"
 

@@ -54,7 +54,7 @@ CHANGES = {
     ],
     "setting": [
         ("settings/data.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
-        ("settings/data.py", "    without(\"tools\"",
+        ("settings/data.py", "]\n",
          '    Rule("warning", "greeting", lambda s: s.seed and "morning" in s.greeting, "is early", "wait"),\n'),
     ],
     "use of a setting": [

@@ -27,9 +27,6 @@ from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system import machine
 from grpo_math.system.gpus import capabilities, count_and_gb
-from grpo_math.tools import read_tools, sandbox
-from grpo_math.tools.limits import read_limits
-from grpo_math.tools.python import server
 from grpo_math.trainer import contract
 
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
@@ -240,12 +237,3 @@ def output_dir(setup: Setup) -> Iterator[Finding]:
     resume.refuse_changed(run_dir, lines, s.resume)
     if named is None and (saved := checkpoints.checkpoints(folder)):
         yield Finding("info", f"continues the run in {name}, whose last checkpoint is of step {saved[0][0]}")
-
-
-def python_tool(setup: Setup) -> None:
-    """The kernel can sandbox the programs of the tool `python`, and such a program can be started."""
-    names = setup.settings.tools
-    read_tools(names, read_limits(setup.settings.python or {}))
-    if "python" in names:
-        sandbox.require_layers()
-        server()  # raises if no process can be started

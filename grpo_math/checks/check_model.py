@@ -92,9 +92,6 @@ def chat_template(setup: Setup) -> None:
         if variable not in str(setup.tokenizer.chat_template):
             reason = "is not a variable of this model's chat template"
             raise ConfigError("chat_template_kwargs", variable, reason, "leave it out")
-    # Load the tools before the prompt is rendered, because the prompt may contain a call.
-    if setup.settings.tools:
-        _conversation(setup)
     if _is_chat(setup):
         name, reason = setup.settings.model_name_or_path, "has no chat template that takes this prompt"
         remedy = "use r1_zero, a module:function that returns text, or an instruct model"
@@ -197,18 +194,7 @@ def rendered(setup: Setup, rows: Sequence[Problem]) -> list[str]:
         "add_generation_prompt": True,
         **request_from(setup.settings.values()).template_kwargs,
     }
-    if setup.settings.tools:
-        conversation = _conversation(setup)
-        options |= {"tools": conversation.tools, "chat_template": conversation.chat_template}
     return [setup.tokenizer.apply_chat_template(row["prompt"], **options) for row in rows]
-
-
-def _conversation(setup: Setup) -> Any:
-    """Return the recipe's tools with a chat template that renders their calls. Raises `ConfigError` without one."""
-    from grpo_math.evaluation.toolbox import toolbox
-
-    tools = toolbox(setup.settings.tools, setup.settings.python)
-    return tools.conversation(setup.tokenizer) if tools else None
 
 
 def _is_chat(setup: Setup) -> bool:

@@ -69,7 +69,6 @@ CHECKS: tuple[Check, ...] = (
     Check("hub", check_services.hub),
     Check("vllm_server", check_services.vllm_server, after_error=False),
     Check("disk", check_machine.disk, after_error=False),
-    Check("python_tool", check_machine.python_tool),
     Check("versions", check_machine.untested_versions, doctor_only=True),
     Check("gold_answers", check_rewards.examples, after_error=False, doctor_only=True),
     Check("audit", audit.check, after_error=False, doctor_only=True),

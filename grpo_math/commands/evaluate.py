@@ -17,7 +17,7 @@ from grpo_math.evaluation.probe_results import Probe
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.problems import contamination, generated, prompts
 from grpo_math.problems.datasets import SAME, load_problems
-from grpo_math.problems.sources import folder_name, listed
+from grpo_math.problems.sources import folder_name
 from grpo_math.run.files import unwritable
 from grpo_math.run.resume import run_config
 from grpo_math.settings.recipe import check
@@ -42,7 +42,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--n", type=int, help="number of problems, drawn with --seed (default: all)")
     add("--template", help="the prompt (default: the run's, or the data set's)")
     add("--system_prompt", metavar="TEXT", help="a text or a file, in place of the template's own")
-    add("--tools", help="python or module:function; several: a,b")
     add("--samples", type=int, help="completions per problem (default: the data set's)")
     add("--temperature", type=float, metavar="T", help="0 is greedy (default: the data set's)")
     add(
@@ -108,7 +107,6 @@ class Requested(NamedTuple):
     run: from_run.RunModels
     split: str
     problems: dict[str, tuple[Sequence[Any], int, float, Any]]
-    tools: dict[str, Any]
 
 
 def requested(args: Namespace) -> Requested:
@@ -129,9 +127,6 @@ def requested(args: Namespace) -> Requested:
         if is_for_one and len(names) != 1:
             reason = f"is for one data set, and there are {len(names)}" if names else "is for --data"
             raise ConfigError(name, getattr(args, name), reason, "name only that data set")
-    tools = dict(run.tools)
-    if args.tools is not None:
-        tools["tools"] = listed(args.tools)
     if args.template or args.system_prompt is not None:
         # The system prompt is a part of the run's template.
         system = check("system_prompt", args.system_prompt)
@@ -142,12 +137,11 @@ def requested(args: Namespace) -> Requested:
         )
     if has_own and run.template:
         held_out = from_run.own_set(args.run, run.template, args.n)
-        prompts.refuse_without_call(str(run.template), tools.get("tools", ()))
         overlap = contamination.against(held_out.rows, args.contamination) if args.contamination else None
         of_set = held_out.rows, args.samples or 1, args.temperature or 0.0, overlap
-        return Requested(run, held_out.split, {held_out.data: of_set}, tools)
-    problems = {name: _problems(args, name, run, tools.get("tools", ())) for name in names}
-    return Requested(run, args.split, problems, tools)
+        return Requested(run, held_out.split, {held_out.data: of_set})
+    problems = {name: _problems(args, name, run) for name in names}
+    return Requested(run, args.split, problems)
 
 
 def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict[str, Probe]]:
@@ -155,15 +149,13 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
 
     Bad input is reported before torch is imported.
     """
-    run, split, problems, tools = requested(args)
+    run, split, problems = requested(args)
     plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.engines import Backend, Model
     from grpo_math.evaluation.evaluator import evaluate_engine
     from grpo_math.evaluation.probe import parts, write_probe
-    from grpo_math.evaluation.toolbox import toolbox
 
-    box = toolbox(tools.get("tools", ()), tools.get("python"), tools.get("max_tool_calling_iterations"))
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Evaluation]] = {side: {} for side in run.models}
     measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
@@ -176,7 +168,7 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
                 of_set = name if split in SAME else f"{name}_{split}"
                 output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
                 how: dict[str, Any] = {"extra_settings": {"data": name, "split": split}, "output": output}
-                how |= {"tools": box, "grade_timeout": run.grade_timeout}
+                how |= {"grade_timeout": run.grade_timeout}
                 sides[side][name] = evaluate_engine(engine, rows, sampling, run.request, contamination=overlap, **how)
                 if args.probe:
                     above_zero = temperature or meaning.TEMPERATURE
@@ -195,7 +187,7 @@ def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str,
     return {"memory": memory, "control": control[: len(memory)]}
 
 
-def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequence[str]) -> tuple[Any, ...]:
+def _problems(args: Namespace, name: str, run: from_run.RunModels) -> tuple[Any, ...]:
     """Return the problems of a data set, samples and temperature, and its overlap with a training set."""
     template, samples, temperature = suite.evaluation_protocol(name, run.template, args.samples, args.temperature)
     rows = load_problems(
@@ -210,7 +202,6 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels, tools: Sequen
     if args.run and (n := from_run.trained_on(args.run, rows)):
         message = f"{n} of the {len(rows)} problems of {name} are training problems of {args.run}"
         print(f"warning: {message}: give --data or --split of other problems", file=sys.stderr)
-    prompts.refuse_without_call(str(template), tools)
     overlap = contamination.against(rows, args.contamination) if args.contamination else None
     return rows, samples, temperature, overlap
 

@@ -90,9 +90,6 @@ def _read(target: str, checkpoint: str | None) -> tuple[dict[str, ModelAndAdapte
     refuse_missing_folder("target", target)
     if config := run_config(Path(target)):
         run = from_run.read(target, checkpoint=checkpoint)
-        if run.tools:
-            reason = f"was trained to call {', '.join(run.tools['tools'])}, and a question here is one turn"
-            raise ConfigError("target", target, reason, "use grpo-math evaluate --run")
         # A script may have its own prompts, which no template makes.
         has_template = config.get("prompt_template") not in (None, AS_IS)
         return run.models, run.template if run.template and has_template else NO_TEMPLATE, run.request

@@ -104,7 +104,7 @@ def read(path: str | Path) -> Evaluation:
         raise ResultsError(f"{path}: is not a results file of format {FORMAT}: run the evaluation again")
     # A file that was changed by hand may lack anything.
     with reading(path):
-        records, samples = [Record(**row) for row in content.pop("rows")], content["samples"]
+        records, samples = [Record.from_dict(row) for row in content.pop("rows")], content["samples"]
         summary = summarize(records, samples)
         computed = _summary_dict(summary, samples)
         known = {
@@ -184,7 +184,7 @@ def stored(path: Path, settings: Mapping[str, Any]) -> list[Record]:
     complete = content[: content.rfind(b"\n") + 1]
     with reading(path):
         first, *rows = [json.loads(line) for line in complete.splitlines()]
-        measured, records = {**first["measured"]}, [Record(**row) for row in rows]
+        measured, records = {**first["measured"]}, [Record.from_dict(row) for row in rows]
     _check_same(path, measured, settings)
     # Only here: a file that is refused above stays as it was.
     os.truncate(path, len(complete))

@@ -20,8 +20,7 @@ from grpo_math.evaluation.engines import Model
 from grpo_math.evaluation.evaluation import Evaluation, journal_file, known_records, results_file, store, write
 from grpo_math.evaluation.fingerprint import Row, problems_hash, prompt_hash
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.evaluation.summary import CALLS, PARTS, Record, as_published, category, summarize
-from grpo_math.evaluation.toolbox import Toolbox, conversing
+from grpo_math.evaluation.summary import PARTS, Record, as_published, category, summarize
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import batch_seed, batches, token_ids, with_open_thoughts
 from grpo_math.generation.request import DEFAULT_REQUEST, Request
@@ -29,7 +28,6 @@ from grpo_math.grading import GRADER, TIMEOUT, Grade, grade_batch
 from grpo_math.rewards.inputs import row_format
 from grpo_math.run.bar import Bar
 from grpo_math.system.machine import versions
-from grpo_math.tools.sandbox import require_layers
 
 Grader = Callable[[Sequence[Row], Sequence[Completion]], list[Grade]]
 
@@ -42,7 +40,6 @@ def evaluate_engine(
     *,
     extra_settings: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
-    tools: Toolbox | None = None,
     grade_timeout: float | None = None,
     grades: Grader | None = None,
     contamination: Mapping[str, Any] | None = None,
@@ -61,8 +58,8 @@ def evaluate_engine(
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     sampling = replace(sampling, batch_size=max(sampling.batch_size, engine.min_batch_size))
-    _check(engine, problems, tools, request)
-    settings = {**(extra_settings or {}), **_settings(engine, problems, sampling, request, tools)}
+    _check(engine, problems, request)
+    settings = {**(extra_settings or {}), **_settings(engine, problems, sampling, request)}
     if engine.named and output is not None:
         settings |= engine.files_identity(request)
     file = None if output is None else results_file(Path(output), settings)
@@ -70,7 +67,7 @@ def evaluate_engine(
     journal = journal_file(file) if file and engine.named else None
     known = known_records(file, settings) if file and engine.named else []
     grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
-    answer = partial(_answer, engine, sampling, request, tools, grade, known, journal, progress)
+    answer = partial(_answer, engine, sampling, request, grade, known, journal, progress)
     # Each rank has a clock. The ranks agree on the seconds of the slowest.
     parts = engine.gather_from_ranks(
         problems, lambda rows, share: (answer(rows, share), round(time.perf_counter() - started, 2))
@@ -96,23 +93,19 @@ def evaluate_engine(
     return evaluation
 
 
-def _check(engine: Model, problems: Sequence[Row], tools: Toolbox | None, request: Request) -> None:
+def _check(engine: Model, problems: Sequence[Row], request: Request) -> None:
     """Raise `ConfigError` for settings that cannot be evaluated, before weights are loaded."""
     if not problems:
         raise ConfigError("rows", 0, "leaves nothing to evaluate on", "give at least one problem")
     if len({str(row["id"]) for row in problems}) < len(problems):
         raise ConfigError("rows", len(problems), "share an id", "give each problem another id")
-    # A model in memory has no files to check, and a training run has checked its tools.
+    # A model in memory has no files to check.
     if not engine.named:
         return
-    if tools and "python" in tools.settings:
-        require_layers()
     engine.check(problems[0]["prompt"], request.template_kwargs)
 
 
-def _settings(
-    engine: Model, problems: Sequence[Row], sampling: Sampling, request: Request, tools: Toolbox | None
-) -> dict[str, Any]:
+def _settings(engine: Model, problems: Sequence[Row], sampling: Sampling, request: Request) -> dict[str, Any]:
     """Return who is asked what, and how, as the results file states it."""
     return {
         **engine.identity(),
@@ -122,7 +115,6 @@ def _settings(
         "prompt_hash": prompt_hash(problems, engine.tokenizer),
         "problems_hash": problems_hash(problems),
         "grader": GRADER,
-        **({"tools": tools.settings} if tools else {}),
     }
 
 
@@ -130,7 +122,6 @@ def _answer(
     engine: Model,
     sampling: Sampling,
     request: Request,
-    tools: Toolbox | None,
     grade: Grader,
     known: Sequence[Record],
     journal: Path | None,
@@ -146,10 +137,9 @@ def _answer(
     # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
     first_seed = batch_seed(sampling.seed, -share) if share else sampling.seed
     samples, records = sampling.samples, {record.key: record for record in known}
-    conversation = tools.conversation(engine.tokenizer, request.template_kwargs) if tools else None
     jobs = [(row, sample) for row in rows for sample in range(samples)]
     keys = [(str(row["id"]), sample) for row, sample in jobs]
-    prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], conversation, request.template_kwargs)
+    prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], request.template_kwargs)
     ids = [prompt for prompt in prompts for _ in range(samples)]
     # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
     numbered = enumerate(batches(ids, sampling.batch_size))
@@ -159,8 +149,6 @@ def _answer(
         return [records[key] for key in keys]
     engine.check_context(max(map(len, ids)))
     generate = engine.generator(request)
-    if conversation:
-        generate = conversing(generate, conversation, sampling.max_new_tokens, engine.context)
     hidden, done = not (progress and engine.shows_progress), len(records) // samples
     with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=hidden) as bar:
         for number, batch in missing:
@@ -196,7 +184,6 @@ def _grades(
 
 
 def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:
-    calls = {"turns": list(completion.messages), **{name: getattr(completion, name) for name in CALLS}}
     return Record(
         id=row["id"],
         sample=sample,
@@ -208,7 +195,6 @@ def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Reco
         answer=grade.answer,
         in_format=grade.in_format,
         category=category(grade, completion.truncated),
-        tokens=completion.written,
+        tokens=len(completion.tokens),
         truncated=completion.truncated,
-        **(calls if completion.messages else {}),
     )

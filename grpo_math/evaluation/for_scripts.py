@@ -3,17 +3,16 @@
 TRL's own trainer works too.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import ConfigError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.evaluation.engines import Backend, Model, quantisation_fields
 from grpo_math.evaluation.evaluation import write
 from grpo_math.evaluation.evaluator import evaluate_engine
 from grpo_math.evaluation.fingerprint import Row
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.evaluation.toolbox import Toolbox, toolbox, trainer_toolbox
 from grpo_math.evaluation.trainer_engines import open_engine
 from grpo_math.generation.request import request_from
 from grpo_math.rewards.inputs import GOLDS, completion_text, read_gold_answer
@@ -30,7 +29,6 @@ def evaluate(
     output: str | Path | None = None,
     extra: Mapping[str, Any] | None = None,
     progress: bool = True,
-    tools: Toolbox | Sequence[str] = (),
     grade_timeout: float | None = None,
     **sampling: Any,
 ) -> dict[str, Any]:
@@ -43,31 +41,34 @@ def evaluate(
 
     A model is a name with an ``adapter`` (`Backend` describes ``backend`` and ``server``), or a loaded model with its
     ``tokenizer``. ``output`` is the results file or its folder (`evaluate_engine`), ``extra`` adds settings to the
-    results, and ``tools`` are the names of a recipe's ``tools``.
+    results.
 
-    A trainer is evaluated with its own model, tools and ``max_completion_length``, by the program that samples in
-    training (vLLM with ``use_vllm``). Each call writes OUTPUT_DIR/before.json, or, after training, after.json, which
+    A trainer is evaluated with its own model and ``max_completion_length``, by the program that samples in training
+    (vLLM with ``use_vllm``). Each call writes OUTPUT_DIR/before.json, or, after training, after.json, which
     `grpo-math report` compares.
 
     Raises `ConfigError` for rows without a prompt or a gold answer, and for weights that are split over processes and
-    cannot be sampled by vLLM.
+    cannot be sampled by vLLM. Raises `UserError` for a trainer whose completions have several turns.
     """
     rows = evaluation_rows(problems)
-    box = tools if isinstance(tools, Toolbox) else toolbox(tools)
     how: dict[str, Any] = {"extra_settings": extra, "progress": progress}
     if not hasattr(model, "accelerator"):
         with Model(model, adapter, Backend(backend, server), tokenizer) as engine:
-            how |= {"tools": box, "grade_timeout": grade_timeout, "output": output}
+            how |= {"grade_timeout": grade_timeout, "output": output}
             return evaluate_engine(engine, rows, Sampling(**sampling), **how).to_dict()
     trainer = model
+    requesters = {"tools": "tools", "environment_factory": "environment_factories", "rollout_func": "rollout_func"}
+    for name, attribute in requesters.items():
+        if getattr(trainer, attribute, None):
+            ways = "call trainer.evaluate(data), which is TRL's loop, or evaluate the saved model"
+            raise UserError(f"{name}: an evaluation would not ask as training does: {ways}")
     of_run = getattr(getattr(trainer, "grpo_math", None), "settings", None)
     how["grade_timeout"] = grade_timeout or getattr(of_run, "grade_timeout", None)
-    how["tools"] = box or trainer_toolbox(trainer)
     # The trainer's arguments and weights state what training asks.
     weights = trainer.accelerator.unwrap_model(trainer.model)
     request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
-    with open_engine(trainer, how["tools"]) as engine:
+    with open_engine(trainer) as engine:
         evaluation = evaluate_engine(engine, rows, drawn, request, **how)
     if trainer.accelerator.is_main_process:
         file = Path(str(trainer.args.output_dir)) / ("after.json" if trainer.state.global_step else "before.json")

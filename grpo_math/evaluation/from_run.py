@@ -16,9 +16,8 @@ from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
 from grpo_math.settings.run_settings import RunSettings
+from grpo_math.settings.translate import is_off, refuse_not_here
 from grpo_math.system.reading import home, near
-
-TOOLS = ("tools", "python", "max_tool_calling_iterations")
 
 
 class RunModels(NamedTuple):
@@ -29,7 +28,6 @@ class RunModels(NamedTuple):
     template: Template | None = None
     request: Request = DEFAULT_REQUEST
     columns: Mapping[str, str | None] = MappingProxyType({})  # those of each data set that the recipe names
-    tools: Mapping[str, Any] = MappingProxyType({})  # the recipe's tools, python and max_tool_calling_iterations
     grade_timeout: float | None = None
 
 
@@ -45,6 +43,9 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         raise ConfigError("run", run_dir, "has no config.yaml with a model name", near(run) or remedy)
     if output is not None and output.endswith(".json"):
         raise ConfigError("output", output, "is one file, and --run writes two", "give a folder")
+    for field, value in config.items():
+        if not is_off(value):
+            refuse_not_here(field, value, field)
     base = _revision_folder(name, str(config.get("model_revision") or "main"))
     trained_folder = checkpoints.named(run, checkpoint)
     if (trained_weights := weights_in(trained_folder)) is None:
@@ -63,7 +64,6 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         request=replace(request_from(config), template=template.name),
         columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},
         folder=run / default if output is None else Path(output),
-        tools={name: config[name] for name in TOOLS if config.get(name)},
         grade_timeout=config.get("grade_timeout"),
     )
 

@@ -29,7 +29,6 @@ SAME = {
     "samples": "evaluate both with as many samples to compare them",
     "temperature": "evaluate both at the same temperature to compare them",
     "max_new_tokens": "evaluate both with the same limit to compare them",
-    "tools": "evaluate both with the same tools and limits to compare them",
 }
 
 Pairs = list[tuple[list[Record], list[Record]]]  # the records of each problem, before and after

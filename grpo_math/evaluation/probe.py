@@ -14,7 +14,6 @@ from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.evaluator import evaluate_engine
 from grpo_math.evaluation.probe_results import PROBE, Probe, budget, memory
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.evaluation.toolbox import Toolbox
 from grpo_math.generation.request import Request
 from grpo_math.run.files import write_json
 
@@ -30,7 +29,6 @@ def parts(
     request: Request,
     output: Path,
     *,
-    tools: Toolbox | None = None,
     grade_timeout: float | None = None,
     **how: Any,
 ) -> dict[str, Evaluation]:
@@ -39,7 +37,7 @@ def parts(
     ``output``: the results file of the evaluation itself. ``how``: other arguments of `evaluate_engine`.
     """
     files = {name: output.with_suffix(f".{name}.json") for name in ("samples", *ends)}
-    answers: dict[str, Any] = {"tools": tools, "grade_timeout": grade_timeout, **how}
+    answers: dict[str, Any] = {"grade_timeout": grade_timeout, **how}
     measured = {"samples": evaluate_engine(engine, rows, sampling, request, output=files["samples"], **answers)}
     # Filters, stop strings and grammars of the run are for answers, not for plain text.
     text_request = Request(quantisation=request.quantisation, model_init_kwargs=request.model_init_kwargs)

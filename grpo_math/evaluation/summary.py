@@ -17,15 +17,14 @@ from grpo_math.run import metrics
 from grpo_math.run.metrics import CATEGORIES, IN_FORMAT, RIGHT
 
 PARTS = ("subject", "level")
-CALLS = ("calls", "failures", "timeouts")  # counted for each completion with tools
+CALLS = ("calls", "failures", "timeouts")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """A graded completion. The fields are the keys of a record in the files, in their order.
 
-    A problem has ``subject``, ``level`` and ``tolerance`` if its data set states them. ``turns`` and the `CALLS` are
-    those of a completion with tools.
+    A problem has ``subject``, ``level`` and ``tolerance`` if its data set states them.
     """
 
     id: Any
@@ -42,10 +41,11 @@ class Record:
     category: str = ""
     tokens: int = 0
     truncated: bool = False
-    turns: list[Any] | None = None
-    calls: int | None = None
-    failures: int | None = None
-    timeouts: int | None = None
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> "Record":
+        """Return the record of a row of a file. Version 0.4 has further columns for the calls of tools."""
+        return cls(**{name: value for name, value in row.items() if name not in ("turns", *CALLS)})
 
     @property
     def key(self) -> tuple[str, int]:

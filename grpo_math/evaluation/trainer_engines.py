@@ -105,14 +105,13 @@ class TrainerVLLM(TrainerModel):
 
 
 @contextmanager
-def open_engine(trainer: Any, tools: Any = None) -> Iterator[TrainerModel]:
+def open_engine(trainer: Any) -> Iterator[TrainerModel]:
     """Open the program that samples in the training of ``trainer``, with the weights as they are now.
 
-    All ranks call this. transformers samples for a trainer without vLLM. It also runs the turns of ``tools`` if vLLM is
-    split over several processes, because the turns of these processes may differ.
+    All ranks call this. transformers samples for a trainer without vLLM.
     """
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None
-    if vllm is None or (tools and vllm.mode == "colocate" and vllm.tensor_parallel_size > 1):
+    if vllm is None:
         if split := split_by(trainer.accelerator):
             reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
             remedy = "train with use_vllm, or evaluate the saved model with grpo-math evaluate"

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import sha256
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -21,7 +21,6 @@ from transformers import GenerationConfig, TextStreamer
 from grpo_math.generation.completion import Completion, is_truncated
 from grpo_math.generation.decoding import lean_generation
 from grpo_math.generation.request import Request
-from grpo_math.generation.turns import Conversation
 
 MAX_REQUESTS = 256  # requests to one server
 
@@ -32,14 +31,9 @@ Generate = Callable[[list[list[int]], int], list[Completion]]
 
 
 def token_ids(
-    tokenizer: Any,
-    prompts: Sequence[Prompt],
-    conversation: Conversation | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tokenizer: Any, prompts: Sequence[Prompt], template_kwargs: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
     """Return exactly the ids that TRL trains on: messages with the chat template, and plain text without one."""
-    if conversation is not None:
-        return [conversation.prompt(cast(Any, prompt)) for prompt in prompts]
     settings = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, **(template_kwargs or {})}
     encoded = [
         tokenizer(text=prompt) if isinstance(prompt, str) else tokenizer.apply_chat_template(prompt, **settings)

@@ -77,12 +77,6 @@ FORMATS: dict[str, AnswerFormat] = {
     ),
     "xml": _in_tags("reasoning"),
     "think": _in_tags("think"),
-    # The answer comes after the tool results and must be a number. The task itself, "#### 12 * 34", does not count.
-    "python": AnswerFormat(
-        strict=re.compile(r"[^#]*####[ \t]*-?\d[\d,]*(?:\.\d+)?(?:\n\s*)?", re.DOTALL),
-        tags=("####",),
-        example="#### ANSWER",
-    ),
 }
 
 

@@ -280,8 +280,7 @@ def transformers_generation(machine: Machine, settings: RunSettings, precise: Pr
 
     The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
     dropout, which TRL does not turn off. At the end there are the keys and values of all
-    rows, those of one layer twice while its buffer grows, and five float32 copies of the logits. With tools, the
-    prefill of a later turn contains the tool result of each row, at most as long as a completion.
+    rows, those of one layer twice while its buffer grows, and five float32 copies of the logits.
     """
     shape, width, length = machine.shape, machine.prompt, settings.max_completion_length
     constant, token = (elements * precise.stream for elements in shape.cache)
@@ -291,10 +290,8 @@ def transformers_generation(machine: Machine, settings: RunSettings, precise: Pr
         # decoding.py extends a layer's buffers in steps.
         length = -(-length // (ROOM + 1)) * (ROOM + 1)
     cache = rows * (constant + (width + length) * token)
-    if settings.tools:
-        prompts, width = rows, max(width, settings.max_completion_length)
     tokens = prompts * width
-    entered = cache if settings.tools else prompts * constant + tokens * token
+    entered = prompts * constant + tokens * token
     lines = shape.measured(measurement_settings(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
     sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
     return max(

@@ -1,19 +1,19 @@
 """Problems that the package reasoning-gym generates: ``reasoning_gym:NAME``, or with parameters of the generator
 ``reasoning_gym:NAME {min_terms: 2, size: 2000, seed: 1}``.
 
-The held-out problems have another seed, and no training problem is among them. The column ``reasoning_gym`` has what
-the package needs to score an answer (rewards/gym.py).
+The held-out problems have another seed, and no training problem is among them. A generator whose problems have several
+right answers is refused, because the grader compares with one.
 
 The package is imported when a recipe asks for it.
 """
 
-import base64
-import pickle  # noqa: TID251 - it is read in the sandbox of rewards/gym.py alone
+from contextlib import suppress
+from fractions import Fraction
 from typing import Any
 
 import yaml
 
-from grpo_math.errors import as_config_error, require_choice
+from grpo_math.errors import ConfigError, as_config_error, require_choice
 
 PREFIX = "reasoning_gym:"
 SIZE, HELDOUT_SIZE = 2000, 500
@@ -43,16 +43,34 @@ def _once(dataset: str, name: str, parameters: dict[str, Any], size: int, seed: 
     remedy = "pip install 'grpo_math[gym]' (one of its packages, pycosat, needs a C compiler)"
     with as_config_error("dataset", dataset, "needs the package reasoning-gym, which cannot be imported", remedy):
         import reasoning_gym
+        from reasoning_gym.dataset import ProceduralDataset
         from reasoning_gym.factory import DATASETS
     require_choice("dataset", name, tuple(DATASETS))
     with as_config_error("dataset", dataset, "cannot be generated", "check its parameters, or leave them out"):
-        entries = reasoning_gym.create_dataset(name, **parameters, size=size, seed=seed)
-        return {
-            entry["question"]: _row(f"{name}/{seed}/{i}", name, parameters, entry) for i, entry in enumerate(entries)
+        generator = reasoning_gym.create_dataset(name, **parameters, size=size, seed=seed)
+        rows = {
+            entry["question"]: {
+                "id": f"{name}/{seed}/{i}",
+                "problem": entry["question"],
+                "answer": str(entry["answer"]),
+            }
+            for i, entry in enumerate(generator)
         }
+    # A generator scores answers itself if it takes several forms of a number, or if several answers are right.
+    if type(generator).score_answer is not ProceduralDataset.score_answer:
+        for row in rows.values():
+            if not _is_number(row["answer"]):
+                reason = f"has problems with several right answers, such as {row['answer'][:40]!r}"
+                raise ConfigError("dataset", dataset, reason, "use a generator of numbers, such as chain_sum")
+    return rows
 
 
-def _row(identity: str, name: str, parameters: dict[str, Any], entry: dict[str, Any]) -> dict[str, Any]:
-    # A pickle, because JSON would change the numbers, tuples and keys that some generators score with.
-    scored_with = base64.b64encode(pickle.dumps((name, parameters, entry))).decode()
-    return {"id": identity, "problem": entry["question"], "answer": str(entry["answer"]), "reasoning_gym": scored_with}
+def _is_number(answer: str) -> bool:
+    """Return True for a decimal or a fraction.
+
+    >>> [_is_number(answer) for answer in ("-1,024", "5/6", "0.25", "36 + 29", "[1, 2]", "")]
+    [True, True, True, False, False, False]
+    """
+    with suppress(ValueError):
+        return Fraction(answer.replace(",", "")) is not None
+    return False

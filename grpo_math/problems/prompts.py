@@ -13,7 +13,7 @@ TRL tokenizes the prompt and applies the chat template.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
@@ -37,12 +37,6 @@ def _chat(system: str, problem: str, *messages: dict[str, Any]) -> list[dict[str
 def _worked(answer: str, *messages: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return an example: the assistant's answer to 3 + 4, after these messages."""
     return {"role": "user", "content": "What is 3 + 4?"}, *messages, {"role": "assistant", "content": answer}
-
-
-def _python_call(code: str) -> dict[str, Any]:
-    """Return the message in which the assistant calls the tool python."""
-    call = {"type": "function", "function": {"name": "python", "arguments": {"code": code}}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 # Functions of the problem, so that rows share no messages: a change to one would change all.
@@ -69,12 +63,6 @@ TEMPLATES: dict[str, Callable[[str], Prompt]] = {
     ),
     "think": lambda problem: _chat(
         "Think first, then answer, in this form:\n<think>\n...\n</think>\n<answer>\n...\n</answer>", problem
-    ),
-    # A worked example that calls the tool python, and then gives #### N
-    "python": lambda problem: _chat(
-        "Calculate with Python, then give the number after ####.",
-        problem,
-        *_worked("#### 7", _python_call("print(3 + 4)"), {"role": "tool", "name": "python", "content": "7"}),
     ),
 }
 
@@ -160,20 +148,3 @@ def format_shown(prompt: Prompt) -> str | None:
     shown = {name: len(form.tags) for name, form in FORMATS.items() if all(tag in text for tag in form.tags)}
     # More tags are more specific.
     return max(shown, key=lambda name: shown[name], default=None)
-
-
-def refuse_without_call(template: str, tools: Collection[str]) -> None:
-    """Raise `ConfigError` for a template and tools that cannot work together.
-
-    >>> refuse_without_call("python", [])
-    Traceback (most recent call last):
-    ...
-    grpo_math.errors.ConfigError: prompt_template='python' shows a call of python, which is not among tools: ...
-    """
-    if template == "python" and "python" not in tools:
-        raise ConfigError(
-            "prompt_template", template, "shows a call of python, which is not among tools", "set tools: [python]"
-        )
-    if tools and template == "r1_zero":
-        reason = "is plain text, which has no tool calls"
-        raise ConfigError("prompt_template", template, reason, "use boxed, or python")

@@ -27,7 +27,6 @@ SEPARATE_COLUMNS = (
     "id",
     "problem",
     "category",
-    "turns",
 )
 
 # A row of a table of completions or of an evaluation.
@@ -39,7 +38,7 @@ class Source(NamedTuple):
 
     A row is a problem: its ``title``, ``question``, whole ``prompt`` and ``completions``, the values for the filters
     (``fields``) and for sorting (``keys``). A completion has a ``label``, ``badge``, ``facts`` and ``note``, and its
-    ``turns``: (kind, text) with the kind text, code or output, or "" for a single turn.
+    ``turns``: (kind, text) with the kind text, call or output, or "" for a single turn.
     """
 
     name: str
@@ -141,7 +140,7 @@ def _completion(label: str, badge: str, row: Row) -> dict[str, Any]:
         "badge": badge,
         "facts": {name: value for name, value in row.items() if name not in SEPARATE_COLUMNS},
         "note": why(row, text),
-        "turns": turn_pieces(row.get("turns") or row["completion"]) or [("", text)],
+        "turns": turn_pieces(row["completion"]) or [("", text)],
     }
 
 
@@ -170,32 +169,20 @@ def why(row: Row, text: str) -> str:
 
 
 def turn_pieces(completion: object) -> list[tuple[str, str]]:
-    """Return a completion with tool calls as (kind, content): text, code and output; [] for one turn of text.
+    """Return a completion with tool calls as (kind, content): text, call and output; [] for one turn of text.
 
-    >>> call = {"function": {"name": "python", "arguments": {"code": "print(3 + 4)"}}}
+    >>> call = {"function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
     >>> turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "7"},
     ...          {"role": "assistant", "content": "#### 7"}]
     >>> turn_pieces(turns)
-    [('code', 'print(3 + 4)'), ('output', '7'), ('text', '#### 7')]
-    >>> turn_pieces([{"role": "assistant", "tool_calls": [{"function": {"name": "python", "arguments": "3 +"}}]}])
-    [('code', '{"name": "python", "arguments": "3 +"}')]
+    [('call', '{"name": "add", "arguments": {"a": 3, "b": 4}}'), ('output', '7'), ('text', '#### 7')]
     >>> turn_pieces(turns[2:]), turn_pieces([]), turn_pieces("text"), turn_pieces(None)
     ([], [], [], [])
     """
     turns: list[tuple[str, str]] = []
     for message in completion if isinstance(completion, list) else ():
         if text := completion_text([message], message["role"]):
-            output = f"output, {message['status']}" if message.get("status") else "output"
-            turns.append((output if message["role"] == "tool" else "text", text))
-        turns += [("code", _code(call["function"])) for call in message.get("tool_calls") or ()]
+            turns.append(("output" if message["role"] == "tool" else "text", text))
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        turns += [("call", json.dumps(call, ensure_ascii=False, default=str)) for call in calls]
     return turns if any(kind != "text" for kind, _ in turns) else []
-
-
-def _code(function: dict[str, Any]) -> str:
-    """Return the program of a call of the tool python, or any other call as JSON."""
-    # The arguments are a text if the model did not write a JSON object.
-    values = function["arguments"].values() if isinstance(function["arguments"], dict) else ()
-    arguments = [value for value in values if value is not None]
-    if function["name"] == "python" and len(arguments) == 1:
-        return str(arguments[0])
-    return json.dumps(function, ensure_ascii=False, default=str)

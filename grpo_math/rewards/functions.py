@@ -17,7 +17,6 @@ from grpo_math.grading.equal.compare import value
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.where import gold_answer
 from grpo_math.rewards.guard import reward_name
-from grpo_math.rewards.gym import reasoning_gym
 from grpo_math.rewards.inputs import (
     DEFAULT_LIMIT,
     GRADE,
@@ -38,7 +37,6 @@ from grpo_math.rewards.inputs import (
     prompt_formats,
     read_gold_answers,
 )
-from grpo_math.rewards.tools import tool_use
 
 # ---------------------------------------------------------------------------------------------- is the answer correct?
 
@@ -292,8 +290,6 @@ SHIPPED = {
         Shipped(shaped),
         Shipped(overlong, needs_gold=False, can_be_negative=True),
         Shipped(repetition, needs_gold=False, can_be_negative=True),
-        Shipped(tool_use),
-        Shipped(reasoning_gym),
         Shipped(gated),
     )
 }

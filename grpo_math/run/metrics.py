@@ -72,10 +72,6 @@ ENDED_MEAN = "completions/mean_terminated_length"
 ENDED_MIN = "completions/min_terminated_length"
 ENDED_MAX = "completions/max_terminated_length"
 TRUNCATED = "completions/clipped_ratio"
-CALLS = "tools/call_frequency"
-TIMEOUT_FREQUENCY = "tools/timeout_frequency"
-ECHO_FREQUENCY = "tools/echo_frequency"
-CALLED = "tools/called"
 SKIPPED = "skipped"
 LOSS_SCALE = "float16/loss_scale"
 OVERFLOWED = "float16/overflowed"
@@ -158,11 +154,8 @@ METRICS: dict[str, Metric] = {
     ENDED_MIN: Metric("tokens", "shortest of these", "rollout"),
     ENDED_MAX: Metric("tokens", "longest of these", "rollout"),
     TRUNCATED: Metric("share", "completions cut at max_completion_length", "rollout"),
-    CALLS: Metric("calls", "tool calls per completion of the step", "tools"),
+    "tools/call_frequency": Metric("calls", "tool calls per completion of the step", "tools"),
     "tools/failure_frequency": Metric("share", "calls that raised", "tools"),
-    TIMEOUT_FREQUENCY: Metric("share", "calls that timed out", "tools"),
-    ECHO_FREQUENCY: Metric("share", "results that the model had already written itself", "tools"),
-    CALLED: Metric("share", "completions with a call", "tools"),
     SKIPPED: Metric("share", "steps that were skipped because their gradient was not finite"),
     LOSS_SCALE: Metric("1", "factor of the loss, which keeps small gradients above zero", "float16"),
     OVERFLOWED: Metric("share", "steps that were skipped because this factor was too large: it halves", "float16"),

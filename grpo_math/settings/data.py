@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_math.settings.declare import Rule, setting, without
+from grpo_math.settings.declare import Rule, setting
 from grpo_math.system.reading import is_table
 
 # Values of prompt_template: the placeholder in a user's text, which alone makes the problem the user's message; and the
@@ -34,7 +34,7 @@ class Data:
     skip_bad_rows: bool = setting(False, "Count and report bad rows, which grpo-math audit lists, instead of stopping.")
     prompt_template: str | None = setting(
         None,
-        "The prompt: gsm8k, direct, boxed, r1_zero, xml, think or python; a text with {problem}; your own as "
+        "The prompt: gsm8k, direct, boxed, r1_zero, xml or think; a text with {problem}; your own as "
         "module:function; or as_is, the column prompt unchanged. Default: gsm8k, or {problem} alone with a "
         "system_prompt.",
     )
@@ -45,14 +45,6 @@ class Data:
         None,
         "The form in which the prompt asks for the answer, by the name of its template. Default: the template's, "
         "or the form whose tags the prompt shows, or boxed.",
-    )
-    tools: list[str] = setting(
-        [],
-        "Functions that the model may call: python, which runs a program in a sandbox, or your own as module:function.",
-    )
-    python: dict | None = setting(
-        None,
-        "Limits of each call of the tool python as a mapping: cpu_seconds, wall_seconds, memory_mb and output_chars.",
     )
 
 
@@ -89,7 +81,5 @@ PROGRAM_RULES = [
         lambda s: is_table(s.dataset) and "[" not in s.dataset_split,
         "a file has one split",
         "leave it out, or cut the file: train[200:]",
-    ),
-    without("tools", "max_tool_calling_iterations"),
-    Rule("no_effect", "python", lambda s: "python" not in s.tools, "python is not among tools", "set tools: [python]"),
+    )
 ]

@@ -23,7 +23,7 @@ from grpo_math.settings.data import columns_as_text, dataset_as_text
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
-from grpo_math.settings.translate import NOT_HERE, SCRIPTS, for_script, hint, translated
+from grpo_math.settings.translate import SCRIPTS, for_script, hint, refuse_not_here, translated
 from grpo_math.system.reading import TABLES, from_json, home, reading, uncompressed
 from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.system.yaml_files import from_yaml, read_yaml
@@ -265,8 +265,7 @@ def check(name: str, value: Any) -> Any:
     """
     field = fields().get(name)
     for word in (name, *(map(str, value) if name == "rewards" and isinstance(value, list) else ())):
-        if word in NOT_HERE:
-            raise ConfigError(name, value if word == name else word, "is of open-r1, not here", NOT_HERE[word])
+        refuse_not_here(name, value if word == name else word, word)
     if field is None:
         near = hint(name, (*fields(), *OPTIONS)) or "grpo-math train --help-all lists them"
         remedy = "give it to grpo-math train on the command line" if name in OPTIONS else near

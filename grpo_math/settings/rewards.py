@@ -55,13 +55,6 @@ PROGRAM_RULES = [
         "set rewards: [accuracy], without reward_weights",
     ),
     Rule(
-        "error",
-        "rewards",
-        lambda s: "reasoning_gym" in s.rewards and not s.dataset.startswith("reasoning_gym:"),
-        "scores problems of the package reasoning-gym, and dataset={dataset!r} has others",
-        "set dataset: reasoning_gym:NAME, or use accuracy",
-    ),
-    Rule(
         "no_effect",
         "multi_objective_aggregation",
         lambda s: len(s.rewards) == 1,

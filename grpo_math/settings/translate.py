@@ -12,14 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings.data import AS_IS, PROBLEM
 from grpo_math.system.reading import is_table
 from grpo_math.system.yaml_files import read_yaml
 
 NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
-SAME, RENAMED, REWARDS, NOT_HERE = NAMES["same"], NAMES["renamed"], NAMES["rewards"], NAMES["not_here"]
+SAME, RENAMED, REWARDS = NAMES["same"], NAMES["renamed"], NAMES["rewards"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
+NOT_HERE = {name: (program, remedy) for program, names in NAMES["not_here"].items() for name, remedy in names.items()}
 OURS = SAME | RENAMED
 SYNONYMS = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
 # Values that switch a field off, as text: the command line has only texts.
@@ -57,9 +58,9 @@ def translated(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes = [f"{name} is now {RENAMED[name]}: rename the field" for name in recipe if name in RENAMED]
     for name, value in _without_second_names(recipe).items():
-        if name in NO_EFFECT:
-            # A field that is switched off loses nothing, so it needs no line.
-            if str(value).lower() not in OFF:
+        # A field that is switched off loses nothing, so it needs no line.
+        if name in NO_EFFECT or (name in NOT_HERE and is_off(value)):
+            if not is_off(value):
                 notes.append(f"{name}={value} has no effect: {NO_EFFECT[name]}")
             continue
         if name == "reward_funcs":
@@ -68,6 +69,18 @@ def translated(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             value = [REWARDS.get(one) or (one if ":" in one else ":".join(one.rsplit(".", 1))) for one in names]
         fields[OURS.get(name, name)] = value
     return fields, notes
+
+
+def is_off(value: Any) -> bool:
+    """Return True for a value that switches a field off."""
+    return str(value).lower() in OFF
+
+
+def refuse_not_here(field: str, value: Any, name: str) -> None:
+    """Raise `ConfigError` if a field, or a reward in it, has a ``name`` that a run cannot do without in silence."""
+    if name in NOT_HERE:
+        program, remedy = NOT_HERE[name]
+        raise ConfigError(field, value, f"is {program}, not here", remedy)
 
 
 def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -278,7 +278,6 @@ PROGRAM_RULES = [
         "needs an adapter: training changes the full weights, which vLLM uses at that time",
         "set use_peft to true",
     ),
-    Rule("error", "staleness", lambda s: s.staleness and s.tools, NO_PREFETCH.format("tools"), "leave it at 0"),
     Rule("error", "lora_r", lambda s: s.use_vllm and s.sends_adapter and s.lora_r > RANKS[-1], *ABOVE),
     *(
         has_field("generation_kwargs", key, field)

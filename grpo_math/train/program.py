@@ -40,7 +40,6 @@ from grpo_math.evaluation import suite
 from grpo_math.evaluation.evaluation import Evaluation, write
 from grpo_math.evaluation.evaluator import evaluate_engine
 from grpo_math.evaluation.suite import Sampling
-from grpo_math.evaluation.toolbox import toolbox
 from grpo_math.evaluation.trainer_engines import open_engine
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.request import request_from
@@ -234,7 +233,6 @@ class TrainingRun:
         # data set, reward or folder before weights are downloaded and loaded.
         run = self.run
         probe(run, config)
-        self.tools = toolbox(run.tools, run.python, config.max_tool_calling_iterations)
         checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
         lines = [*(warned or ()), *agree_warning_lines(setup, checks)]
         rewards = [load_reward(name) for name in run.rewards] or [no_reward]
@@ -253,7 +251,7 @@ class TrainingRun:
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(model_path(model.model_name_or_path))
-        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, self.tools)
+        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards)
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
@@ -362,14 +360,13 @@ class TrainingRun:
         """Return the evaluation of the model as it is now on a set."""
         _, samples, temperature = suite.evaluation_protocol(one.data, None, one.samples, one.temperature)
         request = request_from(self.setup.settings.values())
-        with open_engine(self.trainer, self.tools) as engine:
+        with open_engine(self.trainer) as engine:
             return evaluate_engine(
                 engine,
                 one.rows,
                 Sampling(samples, temperature, request.max_new_tokens),
                 request,
                 extra_settings={"data": one.data, "split": one.split},
-                tools=self.tools,
                 grade_timeout=self.config.grade_timeout,
                 contamination=self.setup.problems.overlap,
                 progress=progress,

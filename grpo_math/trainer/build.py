@@ -25,11 +25,11 @@ class _Trainer(MathGRPOTrainer):
 
 
 def build_trainer(
-    config: MathGRPOConfig, model_args: ModelConfig, rows: Any, tokenizer: Any, rewards: list[Reward], tools: Any = None
+    config: MathGRPOConfig, model_args: ModelConfig, rows: Any, tokenizer: Any, rewards: list[Reward]
 ) -> MathGRPOTrainer:
     """Return the trainer of a recipe, with its weights loaded.
 
-    ``rows``: a list of problems or a `datasets.Dataset`. ``tools``: the `Toolbox` of its evaluations.
+    ``rows``: a list of problems or a `datasets.Dataset`.
     """
     path = model_path(model_args.model_name_or_path)
     stated = {"dtype": model_args.dtype, "use_peft": model_args.use_peft, "bf16": config.bf16, "fp16": config.fp16}
@@ -54,7 +54,6 @@ def build_trainer(
                 processing_class=tokenizer,
                 peft_config=get_peft_config(model_args),
                 quantization_config=get_quantization_config(model_args),
-                tools=list(tools.functions) if tools else None,
             )
         except ValueError as error:
             refuse_dropout_of_experts(str(error), str(path))

@@ -36,7 +36,7 @@ REPLACED = {
 }
 # This package has its own code for these: a change of TRL would have no effect, without an error.
 COPIED = {
-    *("_compute_loss", "_get_per_token_logps_and_entropies", "_tool_call_loop", "get_off_policy_mask"),
+    *("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask"),
     *("get_gamma_weights", "sync_weights", "_sample", "_prefill", "nanstd"),
 }
 # The newest minor version of the other packages with which the tests passed (constraints-newest.txt).

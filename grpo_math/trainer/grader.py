@@ -38,7 +38,6 @@ from grpo_math.system.collectives import Ranks, agree_on_all, agree_on_first
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.meter import verdict_metrics
 from grpo_math.trainer.table import completion_columns
-from grpo_math.trainer.tool_loop import ToolLoop
 
 if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
@@ -57,14 +56,13 @@ class Graded:
 class Grader:
     """Grades the completions of a trainer, and calls its reward functions.
 
-    ``tools``: None if TRL's loop over turns runs, if any. ``graded``: the completions whose rewards TRL has requested
-    last. It stays None if a subclass computes rewards itself.
+    ``graded``: the completions whose rewards TRL has requested last. It stays None if a subclass computes rewards
+    itself.
     """
 
     trainer: "TrlTrainer"
     ranks: Ranks
     timeout: float
-    tools: ToolLoop | None
     tokenizer: Any
     graded: Graded | None = None
 
@@ -136,8 +134,8 @@ class Grader:
         return grouped((row // self.group_size for row in range(len(rows))), rows)[self.ranks.local(len(local_rows))]
 
     def gather_explained(self, rollout: Rollout, inputs: list[dict[str, Any]]) -> Rollout:
-        """Return a rollout with verdicts, the columns that explain a row, and the metrics of verdicts, truncation and
-        tools. All ranks call this.
+        """Return a rollout with verdicts, the columns that explain a row, and the metrics of verdicts and truncation.
+        All ranks call this.
         """
         if self.graded is None:
             return rollout
@@ -164,8 +162,6 @@ class Grader:
                     ("extra", name), [value for rank_columns, _ in ranks for value in rank_columns[name]]
                 )
         values = stops.gather_metrics(masks, truncated, self.ranks)
-        if self.tools:
-            values |= self.tools.gather_metrics(self.graded.completions)
         verdicts = None
         if grades is not None:
             verdicts, in_format = zip(*(pair for _, rank_graded in ranks for pair in rank_graded), strict=True)

@@ -13,7 +13,7 @@ from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.problems.from_recipe import evaluation_settings
-from grpo_math.problems.prompts import recipe_template, refuse_without_call
+from grpo_math.problems.prompts import recipe_template
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.batch import plan
@@ -52,7 +52,6 @@ def build(read: Recipe) -> Settings:
     try:
         batch = plan(requested, int(os.environ.get("WORLD_SIZE", 1)))
         template = recipe_template(requested.values())
-        refuse_without_call(template.name, requested.tools)
         derived = evaluation_settings(requested)
         derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         values = {**OURS, **requested.explicit_values(), **derived}

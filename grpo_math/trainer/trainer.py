@@ -10,7 +10,6 @@ _get_train_sampler                     TRL's sampler, which `RolloutQueue` reads
 training_step, _prepare_inputs         planned micro-batches in place of TRL's rows (`Updates`)
 _generate_and_score_completions        TRL's rollout, resampled, with our advantages (`RolloutMaker`)
 _generate_single_turn                  TRL's completions, of a group whose prompt is computed once
-_tool_call_loop                        the turns of tools on several ranks (`ToolLoop`)
 _calculate_rewards                     the rewards of graded completions (`Grader`)
 _compute_loss                          the loss of algorithm/losses.py, which a test compares with TRL's
 _get_per_token_logps_and_entropies     TRL's scores, from packed rows (`RowScorer`)
@@ -40,7 +39,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference
-from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type_of
+from grpo_math.errors import ConfigError, OutOfMemory, RewardError, UserError, with_type_of
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
@@ -63,7 +62,6 @@ from grpo_math.trainer.loss_settings import without_advice_about_luspo
 from grpo_math.trainer.reward_funcs import check_gold_answers, may_make_prompts, resolved
 from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_files
 from grpo_math.trainer.teacher import check_teacher, load_teacher
-from grpo_math.trainer.tool_loop import make_conversation
 from grpo_math.trainer.trainer_parts import Parts
 
 if TYPE_CHECKING:
@@ -109,12 +107,14 @@ class MathGRPOTrainer(GRPOTrainer):
         model = absolute_path(model_path(model)) if isinstance(model, str) else model
         settings = as_math_config(args)
         speed_ups.forget()
-        # Before TRL's constructor loads weights: the data may be refused, and `make_conversation` chooses a tokenizer
-        # whose template supports tool calls.
+        for name, value in (("tools", tools), ("environment_factory", environment_factory)):
+            if value and args.use_vllm and args.world_size > 1:
+                reason = "needs one process, or no vLLM: TRL mixes up the turns of several processes"
+                raise ConfigError(name, value, reason, "train on one GPU")
+        # Before TRL's constructor loads weights, because the data may be refused.
         warning = None
         if not may_make_prompts(type(self), train_dataset):
             warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
-        conversation = make_conversation(model, args, processing_class, tools, environment_factory)
         teacher = settings.reference_model
         served: Any = check_teacher(settings, model, processing_class) if teacher else None
         # With beta 0, TRL loads no reference.
@@ -128,7 +128,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 args,
                 train_dataset,
                 eval_dataset,
-                conversation.tokenizer if conversation else processing_class,
+                processing_class,
                 reward_processing_classes,
                 callbacks,
                 optimizers,
@@ -151,7 +151,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if warning:
             logger.warning(warning)
         trl: Any = super()
-        self.grpo_math = Parts(self, settings, conversation, lambda: trl._get_per_token_logps_and_entropies)
+        self.grpo_math = Parts(self, settings, lambda: trl._get_per_token_logps_and_entropies)
         self.add_callback(state.RestoreState(self.grpo_math.run))
         self.add_callback(RunFiles(self))
         console.replace_printers(self)
@@ -299,14 +299,6 @@ class MathGRPOTrainer(GRPOTrainer):
             lean_generation(self.accelerator.unwrap_model(self.model_wrapped)) if shares_prefill else nullcontext(),
         ):
             return super()._generate_single_turn(*args, **kwargs)
-
-    def _tool_call_loop(self, prompts: Any, *arguments: Any) -> Any:
-        tools = self.grpo_math.tools
-        if not tools:
-            return super()._tool_call_loop(prompts, *arguments)
-        functions = [a | b for a, b in zip(self._sync_tool_dicts, self._async_tool_dicts, strict=True)]
-        limits = (self.max_completion_length, self.max_tool_calling_iterations)
-        return tools.run(self._generate_single_turn, *limits, functions, *arguments)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         arguments = (inputs, prompts, completions, completion_ids_list)

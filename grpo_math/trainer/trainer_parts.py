@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_math.algorithm.reference import Reference
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.generation.server_sampler import ServerSampler
-from grpo_math.generation.turns import Conversation
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.system.collectives import Ranks
@@ -21,7 +20,6 @@ from grpo_math.trainer.rollout_in_progress import RolloutMaker
 from grpo_math.trainer.rollout_queue import RolloutQueue, refuse_unknown_requests
 from grpo_math.trainer.row_scorer import RowScorer
 from grpo_math.trainer.state import RunState, TrainerAttributes
-from grpo_math.trainer.tool_loop import ToolLoop
 from grpo_math.trainer.updates import Updates
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of a trainer, made when TRL's constructor has returned.
 
-    ``conversation``: None if TRL's loop over turns runs, if any. ``trl_scoring`` returns TRL's method of scoring.
+    ``trl_scoring`` returns TRL's method of scoring.
     """
 
     # A recipe sets these. is_recipe_run: the same command resumes the run. keep_best: each step whose evaluation is the
@@ -42,11 +40,7 @@ class Parts:
     evaluate_heldout: Callable[[], dict[str, float]] | None = None
 
     def __init__(
-        self,
-        trainer: "TrlTrainer",
-        settings: "MathGRPOConfig",
-        conversation: Conversation | None,
-        trl_scoring: Callable[[], Callable[..., Any]],
+        self, trainer: "TrlTrainer", settings: "MathGRPOConfig", trl_scoring: Callable[[], Callable[..., Any]]
     ) -> None:
         accelerator = trainer.accelerator
         ranks = Ranks(accelerator.process_index, accelerator.num_processes, accelerator.device, accelerator.gather)
@@ -74,8 +68,7 @@ class Parts:
         self.queue = RolloutQueue(
             trainer, resampler, prefetch, lambda: trainer._step, lambda prompts: trainer._tokenize_prompts(prompts)
         )
-        self.tools = ToolLoop(conversation, accelerator, trainer.model.config, engine) if conversation else None
-        self.grader = Grader(trainer, ranks, settings.grade_timeout, self.tools, trainer._tokenizer)
+        self.grader = Grader(trainer, ranks, settings.grade_timeout, trainer._tokenizer)
         self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.grader)
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ import yaml
 from small_http import AnsweringHTTP
 
 from grpo_math.checks import check_machine, check_services
-from grpo_math.checks.check_model import rendered
 from grpo_math.checks.check_rewards import summed
 from grpo_math.checks.preflight import CHECKS, preflight
 from grpo_math.checks.setup import Setup
@@ -22,7 +20,6 @@ from grpo_math.run.resume import explicit_settings
 from grpo_math.settings.recipe import read
 from grpo_math.system import gpus
 from grpo_math.system.gpus import Gpu
-from grpo_math.tools import sandbox
 
 ARGV = [
     *("--model_name_or_path", "embedded", "--dataset", "generated:sums", "--use_cpu", "--output_dir", "run"),
@@ -356,15 +353,6 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["--resume_from_checkpoint", "run/checkpoint-7"],
             {"files": run_of()},
             ["error: resume_from_checkpoint='run/checkpoint-7' has no trainer_state.json with its step"],
-        ),
-    ],
-    "python_tool": [
-        ([], {"layers": {}}, []),
-        (["--tools", "python", "--prompt_template", "python"], {}, []),
-        (
-            ["--tools", "python", "--prompt_template", "python"],
-            {"layers": {"landlock": 0, "seccomp": 0}},
-            ["error: the Python tool cannot be sandboxed here (no Landlock"],
         ),
     ],
     "problems": [
@@ -733,11 +721,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     listed = "".join(f"{i}, GPU-{i}, 24576, 3, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
     launching.nvidia_smi(here, listed, more="")
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
-    replaced = {
-        "gpu": (gpus, "visible_gpus"),
-        "disk": (check_machine.shutil, "disk_usage"),
-        "layers": (sandbox, "layers"),
-    }
+    replaced = {"gpu": (gpus, "visible_gpus"), "disk": (check_machine.shutil, "disk_usage")}
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:
@@ -764,8 +748,6 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     ("check", "words", "world", "lines"), [(check, *case) for check, cases in CASES.items() for case in cases]
 )
 def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines, tmp_path, server, monkeypatch):
-    if check == "python_tool" and sys.platform != "linux":
-        pytest.skip("the Python tool needs Linux")
     pretend(world, tmp_path, server.url, monkeypatch)
     server.answers, server.queue = world.get("answers", {}), list(world.get("queue", []))
     words = [word.replace("<URL>", server.url).replace("PORT", str(server.port)) for word in words]
@@ -778,14 +760,6 @@ def test_a_check_says_what_is_wrong_and_nothing_else(check, words, world, lines,
     expected = [line.replace("<URL>", server.url).replace("<HERE>", str(tmp_path)) for line in lines]
     assert [line[: len(start)] for line, start in zip(output, expected, strict=True)] == expected
     assert "secret" not in str(output)
-
-
-def test_the_tools_of_a_recipe_are_in_its_prompts(tmp_path):
-    from trl.chat_template_utils import qwen3_chat_template
-
-    made = setup("--tools", "python", "--prompt_template", "python")
-    vars(made)["tokenizer"] = tokenizer_of_words(tmp_path, template=qwen3_chat_template)
-    assert "<tools>" in rendered(made, made.problems.first(1))[0]
 
 
 def test_the_batch_is_that_of_the_processes_that_training_starts(tmp_path, server, monkeypatch):

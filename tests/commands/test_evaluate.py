@@ -310,8 +310,6 @@ MODEL = ["--model", "embedded"]
             "columns='id=x' is for one data set, and there are 2",
         ),
         ([*MODEL, "--data", "gsm8k", "--checkpoint", "best"], "--checkpoint would be ignored without --run"),
-        ([*MODEL, "--data", "gsm8k", "--template", "python"], "prompt_template='python' shows a call of python"),
-        ([*MODEL, "--data", "gsm8k", "--tools", "pyhton"], "tools='pyhton' is not known: did you mean 'python'?"),
         ([*MODEL, "--run", "run"], "--model would be ignored by --run"),
         (["--compare", "damaged.json", "damaged.json"], "damaged.json cannot be read (TypeError: "),
     ],

@@ -71,7 +71,7 @@ def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small,
         ({"template": "boxd"}, "", "did you mean 'boxed'"),
         ({"target": "SMALL", "only": "base"}, "", "only='base' would be ignored"),
         ({"target": "nowhere"}, "", "model='nowhere' "),
-        ({}, "tools: [python]\n", "was trained to call python, and a question here is one turn"),
+        ({}, "tools: [python]\n", "is of grpo_math 0.4, not here: pass tools to the trainer of a script"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(arguments, settings, message, run, small):

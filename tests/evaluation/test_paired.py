@@ -61,7 +61,6 @@ def with_second(**changes) -> Evaluation:
         (evaluation("yy", "yy"), "samples differs (before 1, after 2): "),
         (evaluation("y", "y", temperature=7), "temperature differs (before 0.0, after 7): "),
         (evaluation("y", "y", max_new_tokens=7), "max_new_tokens differs (before 8, after 7): "),
-        (evaluation("y", "y", tools={"names": ["f"]}), "tools differs (before None, after {'names': ['f']}): "),
         (evaluation("y", "y", request={"top_k": 7, "new": 1}), "request.top_k differs (before 0, after 7): "),
         (evaluation("n", "y", "y"), "the problems differ (before 2, after 3, in one only 1, such as 'p2')"),
         (with_second(problem="another"), "the problems differ (before 2, after 2, in one only 2, such as 'p1')"),

@@ -29,18 +29,16 @@ def run(tmp_path):
 def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatch):
     models = {"base": ("base", None), "trained": ("base", str(run / "adapter"))}
     request = Request(template="boxed", temperature=0.0, max_new_tokens=6)
-    assert from_run.read(str(run)) == from_run.RunModels(
-        models, run / "evaluation", as_template("boxed"), request, {}, {}
-    )
+    assert from_run.read(str(run)) == from_run.RunModels(models, run / "evaluation", as_template("boxed"), request, {})
     models["trained"] = ("base", str(run / "checkpoint-7"))
     (run / "best.json").write_text('{"path": "checkpoint-7"}')
     for name in ("checkpoint-7", "best"):
         assert from_run.read(str(run), checkpoint=name) == from_run.RunModels(
-            models, run / "evaluation-checkpoint-7", as_template("boxed"), request, {}, {}
+            models, run / "evaluation-checkpoint-7", as_template("boxed"), request, {}
         )
-    tools = {"tools": ["python"], "python": {"wall_seconds": 3}, "max_tool_calling_iterations": 2}
+    removed = {"tools": [], "python": None, "max_tool_calling_iterations": 5}  # of 0.4
     (run / "config.yaml").write_text(
-        json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **tools})
+        json.dumps({"model_name_or_path": "owner/name", "model_revision": "v2", "prompt_template": "boxed", **removed})
     )
     (run / "adapter").rename(run / "model")
     (run / "model/adapter_config.json").rename(run / "model/config.json")
@@ -48,7 +46,7 @@ def test_a_run_has_its_base_its_trained_weights_and_its_settings(run, monkeypatc
     models = {"base": ("/cache/owner/name/v2", None), "trained": (str(run / "model"), None)}
     request = Request(template="boxed")
     assert from_run.read(str(run), str(run / "mine")) == from_run.RunModels(
-        models, run / "mine", as_template("boxed"), request, {}, tools
+        models, run / "mine", as_template("boxed"), request, {}
     )
 
 

@@ -3,7 +3,6 @@
 import copy
 from contextlib import nullcontext
 from inspect import signature
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -263,7 +262,6 @@ def test_logits_without_a_distribution_are_an_error_as_in_multinomial(value, mod
 
 def test_prompts_are_the_ids_that_trl_trains_on(byte_ids):
     plain, chat = completions.token_ids(byte_ids, ["plain", [{"role": "user", "content": "chat"}]])
-    assert completions.token_ids(byte_ids, ["plain"], SimpleNamespace(prompt=lambda prompt: [7])) == [[7]]
     assert byte_ids.decode(plain) == "plain"
     assert byte_ids.decode(chat).endswith(f"<|im_start|>user\nchat{END}\n<|im_start|>assistant\n")
 

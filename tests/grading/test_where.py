@@ -168,7 +168,7 @@ def test_the_position_picks_the_answer(completion, text):
 
 @pytest.mark.parametrize(
     ("answer_format", "text"),
-    [("gsm8k", "1"), ("direct", "1"), ("python", "1"), ("boxed", "2"), ("r1_zero", "3"), ("xml", "3"), (None, "4")],
+    [("gsm8k", "1"), ("direct", "1"), ("boxed", "2"), ("r1_zero", "3"), ("xml", "3"), (None, "4")],
 )
 def test_the_marker_of_the_requested_format_comes_first(answer_format, text):
     assert find("\\boxed{2}\n#### 1\n<answer>3</answer> The answer is 4.", answer_format).text == text

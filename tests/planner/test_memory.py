@@ -313,8 +313,6 @@ def test_the_fullest_moment_of_an_update_by_hand(recipe, measured, vocab, expect
         ({}, 10, 131_328 + 13_132, 16 * 100 * 20),
         # transformers keeps no free tokens: 4 + (10 + 190) x 20.
         ({"lora_dropout": 0.1}, 10, 128_128 + 12_812, 32_000),
-        # The prefill of a later turn: 16 results of 190 tokens.
-        ({"tools": ["python"]}, 10, 131_328, 50_000 + 4 * 3040 + 3040 * 95),
         # The prefill of two prompts of 1,000 tokens, and a dequantised matrix.
         ({"load_in_4bit": True}, 1000, 2 * (8 + 1000 * 40), 50_000 + 4 * 2000 + 2000 * 500 + 1320),
     ],

@@ -8,7 +8,7 @@ from grpo_math import load_problems
 from grpo_math.errors import ConfigError
 from grpo_math.grading.formats import FORMATS, in_format
 from grpo_math.grading.where import find
-from grpo_math.problems.prompts import TEMPLATES, as_template, refuse_without_call
+from grpo_math.problems.prompts import TEMPLATES, as_template
 
 PROBLEM = "What is {5} + 6? %s {0} <answer>"
 
@@ -31,7 +31,6 @@ ACCEPTED = {
         r"<think>\boxed{1}?</think> \boxed{2}",
         r"\boxed{\{1, 2\}} \textbox{a}",
     ),
-    "python": ("#### 7", "It prints 1,234.\n#### 1,234", "#### -7.5\n"),
     "r1_zero": (
         "easy </think> <answer>7</answer>",
         "easy</think><answer>7</answer>",
@@ -94,7 +93,6 @@ REJECTED = {
         "a </think> <answer>6</answer> <answer>7</answer>",
         "a </think> <answer>6 <answer>7</answer>",
     ),
-    "python": ("", "7", "####", "#### 12 * 34", "#### x", "#### 7\n#### 8", "#### 7 apples"),
     "xml": (
         "",
         "<answer>7</answer>",
@@ -182,22 +180,18 @@ def test_a_users_prompt_is_made_and_its_format_is_the_one_that_it_shows(
 
 
 @pytest.mark.parametrize(
-    ("action", "arguments", "message"),
+    ("arguments", "message"),
     [
-        (as_template, ["Solve it."], "='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
-        (as_template, ["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
-        (as_template, ["boxed", None, "latex"], "answer_format='latex' is not known"),
-        (as_template, ["test_prompts_own:nothing"], "returned a list: return text, or messages with role and content"),
-        (as_template, ["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
-        (refuse_without_call, ["r1_zero", ["python"]], "r1_zero' is plain text, which has no tool calls"),
-        (refuse_without_call, ["python", ["search"]], "python' shows a call of python, which is not among tools"),
+        (["Solve it."], "='Solve it.' does not contain {problem}: write {problem} in the problem's place"),
+        (["r1_zero", "Be brief."], "system_prompt='Be brief.' would be ignored: r1_zero makes plain text"),
+        (["boxed", None, "latex"], "answer_format='latex' is not known"),
+        (["test_prompts_own:nothing"], "returned a list: return text, or messages with role and content"),
+        (["test_prompts_own:number"], "prompt_template='test_prompts_own:number' returned a int"),
     ],
 )
-def test_a_prompt_that_cannot_be_made_or_used_is_refused(action, arguments, message, own_prompts):
+def test_a_prompt_that_cannot_be_made_or_used_is_refused(arguments, message, own_prompts):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        action(*arguments)
-    refuse_without_call("python", ["python"])
-    refuse_without_call("r1_zero", [])
+        as_template(*arguments)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -43,7 +43,7 @@ def prepared(file, template="direct", **options):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 2200, "seed": 1}, {"template": "python"}, {"template": "as_is"}])
+@pytest.mark.parametrize("options", [{}, {"limit": 2200, "seed": 1}, {"template": "xml"}, {"template": "as_is"}])
 def test_the_table_is_that_of_the_list_and_is_read_once(file, options, monkeypatch, capsys, caplog):
     expected = hub_datasets.Dataset.from_list(
         load_problems(str(file), skip_bad_rows=True, **{"template": "direct", **options})
@@ -154,8 +154,8 @@ def test_a_bar_is_for_many_rows_on_the_main_process(monkeypatch):
 @pytest.mark.slow
 def test_a_recipe_trains_on_the_same_problems_of_a_table_and_of_a_list(file, monkeypatch):
     def problems():
-        words = ["--dataset", str(file), "--output_dir", "run", "--skip_bad_rows", "--prompt_template", "python"]
-        return RecipeProblems(read([*words, "--tools", "python"]).raise_first_problem().settings)
+        words = ["--dataset", str(file), "--output_dir", "run", "--skip_bad_rows", "--prompt_template", "xml"]
+        return RecipeProblems(read(words).raise_first_problem().settings)
 
     tables = [problems(), problems()]  # the second gets what the first has computed
     assert not any(isinstance(one.rows, list) for one in tables)

@@ -26,7 +26,6 @@ from grpo_math.evaluation import evaluator
 from grpo_math.grading import Grade, Verdict
 from grpo_math.report import finish
 from grpo_math.run import checkpoints, files, resume
-from grpo_math.tools import python
 from grpo_math.train import program
 from grpo_math.trainer import trainer as trainers
 from grpo_math.trainer.trainer import MathGRPOTrainer
@@ -61,20 +60,6 @@ def dies(job: dict) -> None:
         setattr(owner, name, lambda *args, method=method, **kwargs: counted(method, *args, **kwargs))
 
 
-def calls() -> None:
-    """Every other completion's first turn is a call of python: a random model never writes one."""
-    generate = MathGRPOTrainer._generate_single_turn
-
-    def calling(trainer, prompts, *args, **kwargs):
-        ids, logprobs = generate(trainer, prompts, *args, **kwargs)
-        if kwargs.get("num_generations") != 1:  # the first turn
-            for number in range(0, len(ids), 2):
-                ids[number] = trainer._tokenizer.encode(f"```python\n{number} + 1\n```<|im_end|>")
-        return ids, logprobs
-
-    MathGRPOTrainer._generate_single_turn = calling
-
-
 def grade_by_letters() -> None:
     def grade(golds, completions, **settings):
         right = [sum(map(ord, text)) % 2 == 0 for text in completions]
@@ -91,7 +76,6 @@ def grade_by_letters() -> None:
 
 
 PLACES = {
-    "call": [(python, "Answer")],  # the program has run
     "update": [(Updates, "loss_of")],
     "checkpoint": [(MathGRPOTrainer, "_save_rng_state")],
     "sealing": [(checkpoints, "write_manifest")],
@@ -104,8 +88,6 @@ PLACES = {
 def main(job: dict) -> int:
     if "place" in job and int(os.environ.get("RANK", 0)) == 0:
         dies(job)
-    if "--tools=python" in job["arguments"]:
-        calls()
     if "graded_by_letters" in job:
         grade_by_letters()
     os.environ["FAILS"] = str(job.get("fails", math.inf))

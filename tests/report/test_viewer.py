@@ -61,23 +61,22 @@ def test_a_group_is_a_row_that_says_what_came_of_each_completion():
     assert why({"verdict": "wrong", "answer": "3", "gold": "(x.*"}, "(x.* 3") != "", "a gold answer is not a pattern"
 
 
-def call(name="python", **arguments):
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+def test_calls_and_their_output_are_told_apart():
+    def call(**arguments):
+        return {"type": "function", "function": {"name": "add", "arguments": arguments}}
 
-
-def test_code_and_output_are_told_apart_and_a_failure_is_named():
     completion = [
-        {"role": "assistant", "content": "Let me see.", "tool_calls": [call(code="1 / 0")], "name": None},
-        {"role": "tool", "content": "division by zero", "status": "failed"},
-        {"role": "assistant", "content": "", "tool_calls": [call("add", a=1, b=None)]},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": [call(a=1)], "name": None},
+        {"role": "tool", "content": "b is missing"},
+        {"role": "assistant", "content": "", "tool_calls": [call(a=1, b=None)]},
         {"role": "tool", "content": "1"},
         {"role": "assistant", "content": "#### 1", "tool_calls": None},
     ]
     assert turn_pieces(completion) == [
         ("text", "Let me see."),
-        ("code", "1 / 0"),
-        ("output, failed", "division by zero"),
-        ("code", '{"name": "add", "arguments": {"a": 1, "b": null}}'),
+        ("call", '{"name": "add", "arguments": {"a": 1}}'),
+        ("output", "b is missing"),
+        ("call", '{"name": "add", "arguments": {"a": 1, "b": null}}'),
         ("output", "1"),
         ("text", "#### 1"),
     ]

@@ -221,12 +221,6 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         (bool, ["--gpus", "0"], {}, "gpus=0 cannot be had: 2 GPUs are visible here: give 1 to 2"),
         (bool, ["--gpus", "1"], {"use_cpu": True}, "gpus=1 contradicts use_cpu=True: leave one of them out"),
         (bool, ["--gpus", "1"], {}, "vllm_mode='server' needs 1 separate GPU, and 1 is visible: set vllm_mode to col"),
-        (
-            bool,
-            [],
-            {"tools": ["python"], "staleness": 1},
-            "staleness=1 cannot prefetch: tools change what is requested",
-        ),
         (bool, ["--accelerate_config", "multi_node"], {}, "accelerate_config='multi_node' is for several machines, "),
         (
             lambda: Path("two.yaml").write_text("num_processes: 2\ngpu_ids: '0,1'\n"),

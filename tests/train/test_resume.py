@@ -132,10 +132,6 @@ KINDS = {
         },
         [{"place": "update", "time": 7}],  # a rollout is half trained on
     ),
-    "with a tool": (
-        {**LORA, "tools": "python", "prompt_template": "python", "max_completion_length": 40, "eval_n": 0},
-        [{"place": "call", "time": 11}],
-    ),
     "one step off policy, dynamic sampling": (
         {**SERVED, "staleness": 1, "resample_groups": 1, "save_steps": 1},
         [{"place": "update", "time": 5}],
