@@ -11,7 +11,7 @@ from itertools import compress, islice
 from types import SimpleNamespace
 from typing import Any
 
-from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, plain, readings
+from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, is_own_text, plain, readings
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, Finding, RewardError
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
@@ -37,6 +37,7 @@ FEW = 0.02  # up to this share of bad gold answers there is no warning
 BAD_SHARE = 0.1  # more bad gold answers are an error
 CORRECT = "correct these answers, or leave the rows out"
 OWN_TEXT = "correct only in their own text"
+BY_TEXT = "compared as text, so that nobody matches them in other words"
 BARE = "grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
 
 
@@ -121,10 +122,13 @@ def golds(setup: Setup) -> Iterator[Finding]:
     as_plain = partial(plain, commas=decimal_commas([row["answer"] for row in rows]))
     wrong = not_correct(rows, repaired, answer_format)
     not_plain = [row for row in rows if as_plain(row["answer"]) != row["answer"]]
+    bad_ids = {row["id"] for row, _ in (*wrong, *damaged)}
+    by_text = [row for row in rows if row["id"] not in bad_ids and is_own_text(row["answer"], row["problem"])]
     rows_by_fault = {
         DAMAGED: damaged,
         "not correct when graded against themselves": wrong,
         OWN_TEXT: not_correct(not_plain, as_plain, answer_format),
+        BY_TEXT: [(row, "only the same text is correct") for row in by_text],
     }
     for kind, bad in rows_by_fault.items():
         for row, example in bad[:1]:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from unicodedata import category
 
-from grpo_math.grading.equal.compare import value
+from grpo_math.grading import Verdict
+from grpo_math.grading.equal.compare import compare, value
 from grpo_math.grading.equal.text import repaired
 
 # Most gold answers of word problems. They have no fault and need no grader.
@@ -35,8 +36,11 @@ NUMBER = re.compile(
     r"(?:[.,]\d+)?(?![.,]?\d|[A-Za-z])"
 )
 AROUND = re.compile(r"(?:[A-Za-z]{2,}+|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»%°。，：！？])*")
+PARTS = re.compile(r"\s*\(([^()]*)\)\s*\Z|\s*(?:;|,\s|\bor\b)\s*")
 COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
+VARIABLES = re.compile(r"(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])")
+FEW = 4  # words of a gold answer that are tried
 # Two letters of a script without spaces count as a word.
 WORD = re.compile(r"(?<![\\A-Za-z])(?:[⺀-鿿぀-ヿ]{2}|(?:(?![⺀-鿿぀-ヿ])[^\W\d_]){2,})")
 
@@ -99,8 +103,8 @@ def plain(gold: str, commas: bool = False) -> str:
 
     >>> plain("1(1/2)"), plain('["7"]'), plain("(B) 12 cm"), plain("x^2"), plain("7 apples"), plain("3,5"), plain("2s")
     ('3/2', '7', 'B', 'x^2', '7', '3,5', '2s')
-    >>> [plain(gold) for gold in (".3", "3 - i", "1,i,-i")]
-    ['.3', '3 - i', '1,i,-i']
+    >>> [plain(gold) for gold in (".3", "3 - i", "1,i,-i", "1/2 (0.5)", "3/4, 0.75", "x or y", "2 (x + 1)")]
+    ['.3', '3 - i', '1,i,-i', '1/2', '3/4', 'x or y', '2 (x + 1)']
     >>> plain("Es sind 1.234,50 Euro."), plain("65.990"), plain("65.990", True), plain("3,5", True), plain("1 200 m")
     ('1234.50', '65.990', '65990', '3.5', '1200')
     >>> [plain(gold) for gold in ("R$ 17,36", "17,36zł", "S/ 12.50", "₹1,200", "1 200 Kč", "정답은 ①입니다.")]
@@ -111,6 +115,9 @@ def plain(gold: str, commas: bool = False) -> str:
         return f"{whole * denominator + numerator}/{denominator}"
     if match := LETTER.fullmatch(gold) or QUOTED.fullmatch(gold):
         return next(filter(None, match.groups()))
+    first, *others = filter(None, PARTS.split(gold))
+    if others and all(compare(first, other)[0] is Verdict.CORRECT for other in others):
+        return first
     number = _one_number(gold)
     is_grouped = re.fullmatch(r"-?\d{1,3}(?:([.,])\d{3})(?:\1\d{3})*(?:(?!\1)[.,]\d+)?", number)
     if {*",."} <= {*number}:  # the last mark is decimal
@@ -127,6 +134,22 @@ def plain(gold: str, commas: bool = False) -> str:
         is_comma = bool(is_grouped) and (commas or number.count(".") > 1)
     thousands, point = (".", ",") if is_comma else (",", ".")
     return re.sub(rf"[\s'{thousands}]", "", number).replace(point, ".") or gold
+
+
+def is_own_text(gold: str, problem: str) -> bool:
+    """Return True if the grader compares a gold answer with a number as text, or takes a word in it for a product of
+    letters that the problem does not have. `plain` finds no number in such an answer.
+
+    >>> golds = ("18 (since 9 + 9)", "3-Apr", "2ab", "12 red balls", "x = 3 or x = 5", "Friday")
+    >>> [is_own_text(gold, "Let a and b be the sides.") for gold in golds]
+    [True, True, False, False, False, False]
+    """
+    if not any(map(str.isdigit, gold)) or value(gold) is not None or plain(gold) != gold:
+        return False
+    letters = "".join(VARIABLES.findall(problem))
+    new = [word for word in words(gold) if word not in problem and not {*word} <= {*letters}]
+    swapped = [gold.replace(word, word[::-1]) for word in new[:FEW] if word != word[::-1]]
+    return compare(gold, "1")[1] == "text" or any(compare(gold, one)[0] is Verdict.CORRECT for one in swapped)
 
 
 def _one_number(gold: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, words
+from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, is_own_text, words
 from grpo_math.errors import Finding, escaped
 from grpo_math.grading.equal.units import measure
 from grpo_math.grading.where import find
@@ -249,6 +249,12 @@ SEVERAL_ANSWERS = Kind(
 IS_DAMAGED = Kind(
     f"gold answers that are {DAMAGED}", "write the answers again", lambda row, usual: is_damaged(row["answer"])
 )
+BY_TEXT = Kind(
+    "gold answers that nobody matches but in the same words",
+    "write the value alone",
+    lambda row, usual: is_own_text(row["answer"], row["problem"]),
+    left_out=False,
+)
 # The first that is true counts.
 GOLD_KINDS = (
     Kind("gold answers that are code objects", "write their values", lambda row, usual: CODE.fullmatch(row["answer"])),
@@ -259,9 +265,10 @@ GOLD_KINDS = (
     SEVERAL_ANSWERS,
     IS_DAMAGED,
     IN_PROSE,
+    BY_TEXT,
 )
 # No value that a model answers is correct.
-NEVER_CORRECT = {kind.name for kind in GOLD_KINDS} - {CHOICES.name, SEVERAL_ANSWERS.name, IS_DAMAGED.name}
+NEVER_CORRECT = {kind.name for kind in GOLD_KINDS} - {CHOICES.name, SEVERAL_ANSWERS.name, IS_DAMAGED.name, BY_TEXT.name}
 PROBLEM_KINDS = (
     Kind("problems that contain their answer", "cut the solution off", _contains_answer),
     Kind(

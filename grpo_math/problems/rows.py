@@ -19,7 +19,8 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any
 
-from grpo_math.grading.equal.compare import THOUSANDS, value
+from grpo_math.grading import Verdict
+from grpo_math.grading.equal.compare import THOUSANDS, compare, value
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.where import gold_answer
 from grpo_math.problems import choices, columns, parts
@@ -162,9 +163,14 @@ def _question(problem: Any, key: str, as_is: bool) -> Any:
 
 def _gold(key: str, answer: Any, problem: str, source: Source) -> str:
     """Return the gold answer in the content of the answer column."""
-    # A list (OlympiadBench) has several answers of a problem. A completion must give all of them.
-    if isinstance(answer, list) and all(isinstance(one, str | int | float) for one in answer):
-        answer = ", ".join(gold_answer(str(one)) for one in answer)
+    cells = from_cell(answer)
+    # A list (OlympiadBench) has several answers of a problem. A completion must give all of them, but one value once.
+    # Numbers in brackets may be an interval.
+    types = str if isinstance(answer, str) else str | int | float
+    if isinstance(cells, list) and all(isinstance(one, types) for one in cells):
+        golds = [gold_answer(str(one)) for one in cells]
+        is_one = len(golds) > 1 and all(compare(golds[0], one)[0] is Verdict.CORRECT for one in golds[1:])
+        answer = golds[0] if is_one else ", ".join(golds)
     # True is a Number in Python, but not an answer. A Decimal comes from Parquet.
     is_gold = isinstance(answer, str) or (isinstance(answer, Number) and not isinstance(answer, bool))
     _check(is_gold, key, f"is of type {type(answer).__name__}, not text or a number")

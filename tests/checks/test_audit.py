@@ -7,7 +7,7 @@ import pytest
 
 from grpo_math.checks import audit
 from grpo_math.checks.audit import repeated
-from grpo_math.checks.row_kinds import faults, habits
+from grpo_math.checks.row_kinds import BY_TEXT, faults, habits
 from grpo_math.cli import main
 from grpo_math.grading import grade
 
@@ -143,6 +143,7 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
         expected[kind] = list(range(line + 1, line + 1 + len(rows)))
         line += len(rows)
     expected["open LaTeX"] += expected["gold answers that are not correct against themselves"]
+    expected[BY_TEXT.name] = expected["gold answers that are not correct against themselves"]
     assert lines == {**expected, "near-duplicate problems": [line + 1]}
     assert (code, result["rows"], result["left_out"]) == (1, len(GOOD) + len(bad) + 1, len(bad) + 1)
     code, result = audited(capsys, "--write_clean", "clean.jsonl")
@@ -185,6 +186,16 @@ def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(h
     out = capsys.readouterr().out
     assert "\n         line 13, 'R$ 17,36': '17.36' is wrong\n         line 14, " in out
     assert main(["audit", "mine.jsonl", "--bare_numbers"]) == 2
+
+
+def test_numbers_in_words_that_the_grader_does_not_read_are_named(here, capsys):
+    odd = ["18 (since 9 + 9)", "3-Apr", "8:30 p.m.", "1/2 (0.5)", "3/4, 0.75", "18 apples", "Friday", "2ab"]
+    write(
+        here / "mine.jsonl",
+        [*GOOD, *((f"A rope of {i} m has ends a and b. Which?", gold) for i, gold in enumerate(odd))],
+    )
+    lines = {one["kind"]: [line - len(GOOD) for line in one["lines"]] for one in audited(capsys)[1]["faults"]}
+    assert lines == {BY_TEXT.name: [1, 2, 3], "gold answers that are correct only in their own text": [4, 5]}
 
 
 def test_choices_are_kept_if_the_user_wants_them(here, capsys):

@@ -475,6 +475,15 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
                 "is wrong. Remedy: grpo-math audit DATA --write_clean FILE --bare_numbers writes the numbers alone"
             ],
         ),
+        (
+            [*ROWS, "--prompt_template", "boxed"],
+            {"files": rows_of(("a?", "3-Apr"), ("b?", "18 (since 9 + 9)"), ("c?", "7"))},
+            [
+                "warning: 2 of 3 gold answers are compared as text, so that nobody matches them in other words; the "
+                "first is mine/1, '3-Apr': only the same text is correct. Remedy: correct these answers, or leave the "
+                "rows out"
+            ],
+        ),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(2)}, [of_golds("info", 2)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(3)}, [of_golds("warning", 3)]),
         ([*ROWS, "--prompt_template", "boxed"], {"files": golds(10)}, [of_golds("warning", 10)]),

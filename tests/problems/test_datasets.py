@@ -100,6 +100,8 @@ def test_a_file_may_use_any_of_the_key_names(tmp_path):
         ({"problem": "v?", "answer": "#### (3,100)"}, "(3,100)"),
         ({"problem": "w?", "answer": "#### 0.5,100"}, "0.5,100"),
         ({"problem": "x?", "answer": "\frac{1}{2}"}, "\frac{1}{2}"),  # a form feed: the checks report it
+        ({"problem": "y?", "answer": [0.75, "3/4", r"\frac{3}{4}"]}, "0.75"),  # one value
+        ({"problem": "z?", "answer": "['18', '18']"}, "18"),
     ]
     loaded = load_problems(write(tmp_path / "mine.jsonl", *(row for row, _ in rows)))
     assert values(loaded, "id", "problem", "answer") == [
