@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 TESTS = "gsm8k,math500"
 PROMPT_TOKENS = 512
 CHARACTERS = 4  # of a token, about; no tokenizer is loaded
-THIRD = 1 / 3
+THIRD, NEARLY_ALL = 1 / 3, 0.8
 ALIKE = 0.75  # of the words of two problems with the same numbers and the same gold answer
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
 EXAMPLES = 3  # of a kind
@@ -154,7 +154,12 @@ def check(setup: Setup) -> Iterator[Finding]:
         yield Finding("error", f"{message}; the first is {next(iter(lost.values()))}", remedy)
     words = [f"{count} {kind}" for kind, count in Counter(one.check for _, one in faults).most_common()]
     if common := most_common([row["answer"] for row in rows]):
-        words += [f"{common['count']} gold answers are {common['answer']!r}"]
+        count, answer = common["count"], common["answer"]
+        if count < NEARLY_ALL * len(rows):
+            words += [f"{count} gold answers are {answer!r}"]
+        else:
+            message = f"{count} of {len(rows)} gold answers are {answer!r}, so a model can learn to write it always"
+            yield Finding("warning", message, "check the data, and which column has the answer")
     of_all = f" in {len(rows):,} of {n:,} problems, evenly spread:" if len(rows) < n else ""
     if words or of_all:
         yield Finding("info", f"data:{of_all} {', '.join(words) or 'no fault'}; grpo-math audit RECIPE shows them")
@@ -271,10 +276,24 @@ def overlap_faults(rows: Stored, names: str, settings: Any, notes: list[str]) ->
             yield row["line"], IN_A_TEST.finding(shown(row["problem"]), name)
 
 
-def most_common(golds: Sequence[object]) -> dict[str, Any] | None:
-    """Return the most common gold answer if it is a third of them."""
-    counted = Counter(golds).most_common(1)
-    return next(({"answer": text, "count": n} for text, n in counted if n >= max(2, THIRD * len(golds))), None)
+def most_common(golds: Sequence[str]) -> dict[str, Any] | None:
+    """Return the most common gold answer if it is a third of them. Equal numbers are one answer.
+
+    >>> most_common(["9", "9.0", "Yes", "2"])
+    {'answer': '9', 'count': 2}
+    """
+    keys = [_key(gold) for gold in golds]
+    for key, n in Counter(keys).most_common(1):
+        if n >= max(2, THIRD * len(golds)):
+            return {"answer": golds[keys.index(key)], "count": n}
+    return None
+
+
+def _key(gold: str) -> float | str:
+    try:
+        return float(gold)
+    except ValueError:
+        return gold.strip().casefold()
 
 
 def write_clean(name: str, data: Data, left_out: Sequence[Fault], bare: Mapping[int, str]) -> list[str]:

@@ -110,7 +110,9 @@ def batch(setup: Setup) -> Iterator[Finding]:
     measures = s.use_vllm and surrogate in ("vespo", "dppo", "dppo_kl")
     needs_ratio = surrogate not in ("clip", "reinforce") or s.importance_sampling_level == "sequence" or s.delta
     if is_ratio_one and needs_ratio and not measures:
-        yield Finding("info", "each rollout serves one update: the ratio is 1, and all surrogates have one gradient")
+        # A surrogate of the user may be anything.
+        others = "" if ":" in surrogate else ", and all shipped surrogates have one gradient"
+        yield Finding("info", f"each rollout serves one update: the ratio is 1{others}")
     if size.total == size.generations:
         yield Finding("warning", "a step has 1 prompt, so its gradient is mostly noise", "prompts_per_step: 16")
 

@@ -45,7 +45,7 @@ CHECKS: dict[str, Check] = {
         "all rewards are the same value",
         "no group differs, so nothing is learned: the problems are too hard or too easy, the completions are cut off, "
         "or the rewards do not depend on the answer",
-        "give it problems that it sometimes solves, and reward correct answers",
+        "take problems and rewards that differ within a group",
         "error",
         lines=WINDOW,
     ),
@@ -98,7 +98,7 @@ CHECKS: dict[str, Check] = {
     ),
     "none_correct": Check(
         "no completion is correct so far",
-        "nothing is learned from answers that are all wrong",
+        "a correct answer that never occurs is never rewarded",
         "read them with grpo-math report, or take easier problems",
     ),
     "eos_mismatch": Check(
@@ -110,8 +110,9 @@ CHECKS: dict[str, Check] = {
     ),
     "uniform_groups": Check(
         "most groups teach nothing, because their rewards are equal",
-        "the problems are too easy or too hard for this model, and a group of equal rewards has no gradient",
-        "train on problems that it sometimes solves, or set resample_groups",
+        "the problems are too easy or too hard for this model, or the rewards too coarse, and a group of equal rewards "
+        "has no gradient",
+        "take problems and rewards that differ within a group",
         lines=symptoms.FEW,
     ),
     "adapter_not_moving": Check(

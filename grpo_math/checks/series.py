@@ -18,6 +18,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from grpo_math.rewards.functions import SHIPPED
 from grpo_math.run import metrics
 from grpo_math.run.history import settled
 
@@ -122,6 +123,20 @@ class RunSeries:
     def comparable(self) -> bool:
         """Return True if early and late rewards can be compared: no resampling chose the problems by reward."""
         return not self.get("resample_groups", 0)
+
+    @cached_property
+    def own_rewards(self) -> list[str]:
+        """Return the user's rewards if no shipped reward pays for correct answers: those may pay for anything else.
+
+        >>> RunSeries([], {"rewards": ["my_rewards:short", "format_soft"]}, []).own_rewards
+        ['short']
+        >>> RunSeries([], {"rewards": ["my_rewards:short", "gsm8k"]}, []).own_rewards
+        []
+        """
+        names = [str(name) for name in self.get("rewards", [])]
+        if any(name in SHIPPED and SHIPPED[name].needs_gold for name in names):
+            return []
+        return [name.rpartition(":")[2] for name in names if name not in SHIPPED]
 
     @cached_property
     def skips_other_groups(self) -> bool:

@@ -118,6 +118,8 @@ def reward_stuck(run: RunSeries) -> Symptom | None:
     if any(b - a > 1e-9 for a, b in zip(low.values, top.values, strict=True)):
         return None
     right = run.series(metrics.ACCURACY).level
+    if run.own_rewards:
+        return Symptom(f"{median(low.values):g} in {low.span}", _finer(run))
     setting = "dataset: another"
     if run.series(metrics.TRUNCATED).level > 0.5:
         setting = _longer(run)  # the completion is cut off before the answer
@@ -128,10 +130,17 @@ def reward_stuck(run: RunSeries) -> Symptom | None:
     return Symptom(f"{median(low.values):g} in {low.span}, {percent(right)} of the answers correct", setting)
 
 
+def _finer(run: RunSeries) -> str:
+    return f"rewards: finer ones than {', '.join(run.own_rewards)}"
+
+
 def format_without_accuracy(run: RunSeries) -> Symptom | None:
     """A format reward (or the share of completions with an answer) rises by `FORMAT_RISE`, the accuracy does not."""
     accuracy = run.change(metrics.ACCURACY, LONG_TREND)
     if accuracy is None or not run.comparable or not accuracy.below(RISE) or fmean(accuracy.late.values) > SATURATED:
+        return None
+    # A user may want the format alone.
+    if run.own_rewards and all("format" in name for name in run.own_rewards):
         return None
     # A user's reward counts as one of the format by its name. Without any, fewer completions lack an answer.
     rewards = [str(name).rpartition(":")[2] for name in run.get("rewards", [])]
@@ -190,6 +199,9 @@ def length_without_accuracy(run: RunSeries) -> Symptom | None:
     # A full accuracy cannot rise.
     if not accuracy.below(RISE / 2) or fmean(accuracy.late.values) > SATURATED:
         return None
+    # The user's rewards rise with the length: they pay for something else than a correct answer.
+    if run.own_rewards and (reward := run.change(metrics.REWARD)) and reward.rise > SURE * reward.error:
+        return None
     words = f"{fmean(length.early.values):.0f} tokens in {length.early.span}, {fmean(length.late.values):.0f} in"
     return Symptom(f"{words} {length.late.span}; accuracy {accuracy.words}", "rewards: [accuracy, overlong]")
 
@@ -222,13 +234,12 @@ def truncation(run: RunSeries) -> Symptom | None:
 
 
 def none_correct(run: RunSeries) -> Symptom | None:
-    """No completion is correct in any line, although the rewards depend on verdicts.
+    """No completion is correct in any line, although a reward pays for correct answers.
 
     There are at least `EXCLUDES_5_PERCENT` completions, if the settings say how many a step has.
     """
     right = run.series(metrics.ACCURACY)
-    is_user_reward = run.config.get("rewards") and all(":" in str(name) for name in run.config["rewards"])
-    if is_user_reward or not right.values or max(right.values):
+    if run.own_rewards or not right.values or max(right.values):
         return None
     per_step = run.get("prompts_per_step", 0) * run.get("num_generations", 0)
     per_step = per_step or run.get("per_device_train_batch_size", 0) * run.get("gradient_accumulation_steps", 1)
@@ -261,8 +272,12 @@ def uniform_groups(run: RunSeries) -> Symptom | None:
     uniform, right, wrong = (
         run.series(name).last(FEW) for name in (metrics.DEGENERATE, metrics.ALL_RIGHT, metrics.ALL_WRONG)
     )
-    shares = f"{percent(right.mean)} all correct, {percent(wrong.mean)} all wrong"
-    seen = Symptom(f"{percent(uniform.mean)} in {uniform.span}, {shares}", "resample_groups: 3")
+    words = f"{percent(uniform.mean)} in {uniform.span}"
+    if run.own_rewards:
+        seen = Symptom(words, _finer(run))
+    else:
+        shares = f"{percent(right.mean)} all correct, {percent(wrong.mean)} all wrong"
+        seen = Symptom(f"{words}, {shares}", "resample_groups: 3")
     return seen if len(uniform) >= FEW and uniform.mean >= UNIFORM else None
 
 

@@ -95,9 +95,10 @@ PLOTS = (
         ((metrics.LENGTH_MEAN, "mean"), (metrics.LENGTH_MAX, "longest")),
     ),
     Plot(
-        "Groups without signal",
-        "Share of groups whose rewards are all equal: they have no gradient.",
-        ((metrics.DEGENERATE, "rewards equal"), (metrics.ALL_RIGHT, "all correct"), (metrics.ALL_WRONG, "all wrong")),
+        "Groups of one kind",
+        "Share of groups whose rewards are all equal, which have no gradient, and of groups whose answers are all "
+        "correct or all wrong, whatever their rewards.",
+        ((metrics.DEGENERATE, "equal rewards"), (metrics.ALL_RIGHT, "all correct"), (metrics.ALL_WRONG, "all wrong")),
     ),
     Plot(
         "Entropy",

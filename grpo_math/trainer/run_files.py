@@ -19,6 +19,7 @@ from tqdm import tqdm
 from transformers.trainer_utils import SaveStrategy
 
 from grpo_math.problems.prompts import AS_IS, TEMPLATES
+from grpo_math.rewards.functions import REWARDS
 from grpo_math.rewards.inputs import column_names, row_format
 from grpo_math.run import checkpoints, earlier, lock
 from grpo_math.run.files import write_json
@@ -171,7 +172,7 @@ def settings_as_recipe(trainer: Any) -> dict[str, Any]:
         "model_revision": str(options.get("revision") or "main"),
         "load_in_4bit": bool(getattr(model, "is_loaded_in_4bit", False)),
         "load_in_8bit": bool(getattr(model, "is_loaded_in_8bit", False)),
-        "rewards": list(trainer.reward_func_names),
+        "rewards": _rewards_as_in_a_recipe(trainer),
         **_data_settings(trainer.train_dataset),
     }
     if adapters := getattr(model, "peft_config", None):
@@ -185,6 +186,14 @@ def settings_as_recipe(trainer: Any) -> dict[str, Any]:
             "lora_target_modules": sorted(targets) if isinstance(targets, set | list) else targets,
         }
     return settings
+
+
+def _rewards_as_in_a_recipe(trainer: Any) -> list[str]:
+    """Return the shipped rewards by their names, functions as module:function, and models by their names."""
+    return [
+        name if REWARDS.get(name) is reward or not hasattr(reward, "__name__") else f"{reward.__module__}:{name}"
+        for reward, name in zip(trainer.reward_funcs, trainer.reward_func_names, strict=True)
+    ]
 
 
 def _data_settings(data: Any) -> dict[str, Any]:

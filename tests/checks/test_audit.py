@@ -320,5 +320,8 @@ def test_doctor_prints_one_line_and_refuses_a_tenth_of_gold_answers_that_nobody_
     error, _ = audit.check(Setup(settings))
     message = "2 of 14 gold answers are not values that an answer can match; the first is 'because the sum of both"
     assert (error.level, error.message[: len(message)]) == ("error", message)
+    write(here / "mine.jsonl", [(problem, ("9", "9.0")[i % 2]) for i, (problem, _) in enumerate(GOOD)])
+    (warning,) = audit.check(Setup(settings))
+    assert (warning.level, warning.message[:35]) == ("warning", "12 of 12 gold answers are '9', so a")
     write(here / "mine.jsonl", [*GOOD, lost[0]])
     assert [finding.level for finding in audit.check(Setup(settings))] == ["info"]

@@ -397,7 +397,7 @@ WORDS = [
     ),
     (  # a user's reward that has format in its name
         "format_without_accuracy",
-        {"rewards": ["mine:my_format"]},
+        {"rewards": ["mine:my_format", "mine:right"]},
         [{**line, "rewards/my_format/mean": float(line[metrics.STEP] > 50)} for line in steady()],
         f"rewards/my_format/mean 0.00 in {EARLY}, 1.00 in {LATE}; accuracy {FLAT_WORDS}",
         "rewards: [accuracy, gated]",
@@ -685,6 +685,27 @@ def test_a_long_run_is_compared_with_its_first_lines(tmp_path, capsys):
     state = SimpleNamespace(global_step=2200, max_steps=2200, is_world_process_zero=True)
     Diagnosis(history, CONFIG, tell=None).on_train_end("args", state, "control")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("none_correct", steady(accuracy=0.0)),
+        ("format_without_accuracy", SHOWN["format_without_accuracy"]),
+        ("length_without_accuracy", steady(length_mean=then(100, 140), reward=then(0.3, 0.7))),
+    ],
+)
+@pytest.mark.parametrize("rewards", [["mine:my_format"], ["my_format"], ["format_soft", "__main__:brief_format"]])
+def test_rewards_for_something_else_than_a_correct_answer_are_not_judged_by_it(name, lines, rewards):
+    assert name in alarms(lines)
+    assert name not in alarms(lines, {"rewards": rewards})
+
+
+@pytest.mark.parametrize("name", ["reward_stuck", "uniform_groups"])
+def test_equal_rewards_of_the_user_are_named_without_shares_of_correct_answers(name):
+    (finding,) = [one for one in diagnose(SHOWN[name], CONFIG | {"rewards": ["mine:brief"]}) if one.check == name]
+    assert "correct" not in finding.message
+    assert finding.remedy.endswith("differ within a group: rewards: finer ones than brief")
 
 
 def test_distillation_has_no_finding_about_rewards_or_a_kl_that_starts_above_zero():

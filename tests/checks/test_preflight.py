@@ -29,7 +29,7 @@ GPU = ["--use_cpu", "false"]
 ADAPTER = ["--use_peft", "--dtype", "float32"]
 ROWS = ["--dataset", "mine.jsonl", "--eval_n", "0"]
 SERVER = ["--use_vllm", "--vllm_mode", "server"]
-ON_POLICY = "info: each rollout serves one update: the ratio is 1, and all surrogates have one gradient"
+ON_POLICY = "info: each rollout serves one update: the ratio is 1, and all shipped surrogates have one gradient"
 VERSION = {"/version": '{"version": "0.31.0+cpu"}', "/health": ""}
 # Rendered, a prompt of n words has n + 3 tokens, which are words: two roles and the end of a turn.
 CHAT = """\
@@ -444,6 +444,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
                 (["--delta", "4"], [ON_POLICY]),
                 (["--method", "gspo", "--num_iterations", "2"], []),
                 (["--surrogate", "dppo"], [ON_POLICY]),
+                (["--surrogate", "math:hypot"], [f"{ON_POLICY.partition(',')[0]}"]),
                 (["--surrogate", "dppo", "--use_vllm"], []),  # measures from the sampler
             )
         ),

@@ -207,7 +207,7 @@ def test_a_run_writes_its_settings_and_table_and_leaves_nothing_of_an_old_one(
     expected = {
         "model_name_or_path": small,
         "model_revision": "main",
-        "rewards": ["letters"],
+        "rewards": [f"{letters.__module__}:letters"],
         "load_in_4bit": False,
         "use_peft": True,
         "lora_r": 4,
