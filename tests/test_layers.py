@@ -41,7 +41,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),
     *("generation.cache", "generation.four_bit", "generation.shared"),
     *("generation.adapter_store", "generation.sampler", "generation.server_sampler", "generation.colocated_sampler"),
-    *("generation.lost_server", "generation.served_teacher"),
+    *("generation.lost_server"),
     *("planner.fake", "planner.layers", "planner.measure"),
     *("report.trackers", "report.finish", "run.failures", "run.log"),
     *("train.heldout", "train.measure", "train.program", "train.resuming"),

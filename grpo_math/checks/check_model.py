@@ -100,22 +100,10 @@ def chat_template(setup: Setup) -> None:
             turn_end(setup.tokenizer)
 
 
-def reference(setup: Setup) -> Iterator[Finding]:
-    """The reference model has the tokenizer of the trained model. A teacher on a server answers."""
-    s = setup.settings
-    if s.reference_model and not s.teacher_url:
-        check_reference(s.reference_model, setup.tokenizer)
-    if not s.teacher_url:
-        return
-    # This imports torch, which takes seconds.
-    from grpo_math.generation.served_teacher import COMMAND, ServedTeacher
-
-    teacher = ServedTeacher(s.teacher_url, seconds=0.0, timeout=SECONDS)
-    # Training waits for a teacher that does not answer yet.
-    if teacher.server.healthy():
-        teacher.connect(setup.tokenizer, s.max_completion_length or 0)
-    else:
-        yield Finding("warning", f"no teacher answers at {teacher.server.url}", f"start it before the run: {COMMAND}")
+def reference(setup: Setup) -> None:
+    """The reference model has the tokenizer of the trained model."""
+    if setup.settings.reference_model:
+        check_reference(setup.settings.reference_model, setup.tokenizer)
 
 
 def end_of_turn(setup: Setup) -> Iterator[Finding]:

@@ -14,7 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=int, metavar="N", help="use the first N GPUs (default: all visible ones)")
     add("--host", help="the address to listen on (default: 127.0.0.1; others need VLLM_API_KEY)")
     add("--port", type=int, help="the port (default: vllm_server_port, else 8000 or a free one)")
-    add("--teacher", action="store_true", help="serve the model for reference_model: its weights never change")
     add("--check", action="store_true", help="start nothing; print what a run sends: adapter, weights or none")
     add(
         "--make_env",
@@ -32,8 +31,6 @@ def run(args: argparse.Namespace) -> Answer | int:
         print(vllm_env.make(args.make_env))
         return 0
     settings = read_and_set_env(args.fields).raise_first_problem().settings
-    if args.teacher:
-        settings = settings.changed(use_vllm=True, vllm_mode="server", use_peft=False)
     if args.check:
         sent = "adapter" if settings.sends_adapter else "weights"
         answer = sent if settings.starts_server else "none"
@@ -43,4 +40,4 @@ def run(args: argparse.Namespace) -> Answer | int:
     if settings.generation != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
     port = args.port or settings.stated("vllm_server_port")
-    return serve(settings, args.gpus, port, args.host or "127.0.0.1", args.after_dashes, args.teacher)
+    return serve(settings, args.gpus, port, args.host or "127.0.0.1", args.after_dashes)

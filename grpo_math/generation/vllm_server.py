@@ -16,7 +16,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -290,30 +289,6 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
         if len(choices) != body["n"]:
             raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")
         return [_completion(choice) for choice in sorted(choices, key=lambda choice: choice["index"])]
-
-    def score(self, tokens: Sequence[int], n: int, *, model: str) -> list[float]:
-        """Return the log-probs of the last ``n`` of these tokens, each given the tokens before it, at temperature 1."""
-        body = {
-            **SAMPLING,
-            "model": model,
-            "prompt": [list(tokens)],
-            "max_tokens": 1,
-            # 0: of the given token, and of no other.
-            "prompt_logprobs": 0,
-            # No other request has this salt, so none of the prefix cache is reused: vLLM may return stale values for
-            # the tokens of a cached prefix (vllm-project/vllm#42019).
-            "cache_salt": secrets.token_hex(16),
-        }
-        answer = without_aborts(self.url, partial(self.http.ask, "/v1/completions", body))
-        # Any exception here means an answer of another form.
-        with suppress(KeyError, TypeError, ValueError, AttributeError):
-            (choice,) = answer["choices"]
-            # From the id of a token to its log-prob.
-            entries = choice["prompt_logprobs"][-n:]
-            logps = [float(entry[str(token)]["logprob"]) for entry, token in zip(entries, tokens[-n:], strict=True)]
-            if all(map(math.isfinite, logps)):
-                return logps
-        raise ServerError(f"{self.url} gave no log-prob of a token: see the log of the server", 200)
 
 
 def without_aborts(url: str, ask: Callable[[], Any]) -> Any:

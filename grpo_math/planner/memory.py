@@ -168,8 +168,8 @@ def resident_memory(
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
     # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model. `reference_model` is another model, which may be on a server.
-    second = total(always) if full and settings.beta and not settings.teacher_url else 0
+    # fine-tuning, the reference is a second model. `reference_model` is another model.
+    second = total(always) if full and settings.beta else 0
     if teacher:
         second = weights(teacher, settings.derived(load_in_4bit=False), precise.stream)
     always["reference"] = second or (always["adapter"] if settings.reference_refresh_steps else 0)

@@ -130,7 +130,7 @@ def _read(
         # TRL's default is the value in the model's config.
         coefficient = model_config.get("router_aux_loss_coef", float(shape.active < shape.total))
         settings = settings.derived(router_aux_loss_coef=coefficient)
-    teacher: Any = None if settings.teacher_url else settings.reference_model
+    teacher: Any = settings.reference_model
     if teacher:
         teacher = model_shape(str(teacher), read_config(teacher, offline=offline), measures=not offline)
     left = (settings.vllm_max_model_length or 0) - settings.max_completion_length

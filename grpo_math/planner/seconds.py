@@ -56,7 +56,7 @@ def least_time(plan: MemoryPlan, card: Card) -> dict[str, float | None]:
     tokens = batch.total * length
     products = tokens * head + (tokens + batch.total / batch.generations * machine.prompt) * layers
     update = products * (4 if settings.use_peft else 6)
-    if settings.beta > 0 and not (machine.teacher or settings.teacher_url):
+    if settings.beta > 0 and not machine.teacher:
         update += products * 2 / settings.num_iterations
     # Generating one token in every row reads the weights once, and multiplies them with each row. The cards of a server
     # elsewhere are not known.

@@ -12,7 +12,6 @@ PHASES = {
     metrics.SECONDS_SYNC: "weights to vLLM",
     metrics.SECONDS_GRADE: "grading",
     metrics.SECONDS_SCORE: "scoring",
-    metrics.SECONDS_TEACHER: "teacher",
     metrics.SECONDS_UPDATE: "update",
 }
 

@@ -85,7 +85,6 @@ SECONDS_SAMPLING = "seconds/sampling"
 SECONDS_OVERLAP = "seconds/overlap"
 SECONDS_GRADE = "seconds/grade"
 SECONDS_SCORE = "seconds/score"
-SECONDS_TEACHER = "seconds/teacher"
 SECONDS_UPDATE = "seconds/update"
 TOKENS_PER_SECOND = "tokens_per_second"
 MEMORY_ALLOCATED = "memory/allocated"
@@ -93,7 +92,7 @@ MEMORY_RESERVED = "memory/reserved"
 MEMORY_RESIDENT = "memory/resident"
 
 # The phases of a step, without the update, which is the remainder.
-PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE, SECONDS_TEACHER)
+PHASES = (SECONDS_GENERATE, SECONDS_SYNC, SECONDS_GRADE, SECONDS_SCORE)
 # Work at the same time as the phases, so it is not a part of the step.
 SERVER_SECONDS = (SECONDS_SAMPLING, SECONDS_OVERLAP)
 
@@ -171,7 +170,6 @@ METRICS: dict[str, Metric] = {
     SECONDS_OVERLAP: Metric("seconds", "of the batch's sampling that training did not wait for; in no phase", "ahead"),
     SECONDS_GRADE: Metric("seconds", "grading and rewards"),
     SECONDS_SCORE: Metric("seconds", "the rollout's old and reference log-probs, padding and advantages"),
-    SECONDS_TEACHER: Metric("seconds", "the log-probs of a teacher on a server", "teacher"),
     SECONDS_UPDATE: Metric("seconds", "forward and backward; includes the optimizer only if DeepSpeed runs it"),
     TOKENS_PER_SECOND: Metric(
         "tokens/s", "prompt and completion tokens trained on by all processes, per second of wall time"

@@ -14,7 +14,6 @@ from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, 
 from grpo_math.run.files import replace_text
 from grpo_math.settings.fields import fields
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.addresses import is_url
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.yaml_files import read_yaml
 
@@ -99,12 +98,6 @@ def changed(config: Mapping[str, Any], settings: RunSettings) -> list[str]:
 
     >>> changed({"stated": {"seed": 1, "save_steps": 5}}, RunSettings({"seed": 2}))
     ['seed: 1 -> 2']
-
-    A teacher may be on another server:
-
-    >>> config = {"stated": {"reference_model": "http://node1:8001"}}
-    >>> [changed(config, RunSettings({"reference_model": name})) for name in ("http://node2:8001", "base")]
-    [[], ['reference_model: http://node1:8001 -> base']]
     """
     before = {str(name): value for name, value in config.get("stated", {}).items()}
     now = explicit_settings(settings)
@@ -116,9 +109,6 @@ def changed(config: Mapping[str, Any], settings: RunSettings) -> list[str]:
         # Convert the default as config.yaml does: a tuple among the defaults equals a list in a recipe.
         default = json.loads(json.dumps(field and field.default, default=str))
         old, new = before.get(name, default), now.get(name, default)
-        # A teacher on a server may move, as a sampler may.
-        if name == "reference_model" and is_url(str(old)) and is_url(str(new)):
-            continue
         # A field of an earlier version that was off changed nothing.
         if old != new and (old or field):
             lines.append(f"{name}: {old} -> {new}")

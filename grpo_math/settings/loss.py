@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from grpo_math.settings.declare import Rule, setting, without
 from grpo_math.settings.trl_types import GRPOConfig
-from grpo_math.system.addresses import NO_ADDRESS, is_address, is_url
 from grpo_math.system.machine import launched_with
 from grpo_math.system.user_functions import is_user_function
 
@@ -107,12 +106,6 @@ class Loss(GRPOConfig):
         """Return True if ``surrogate`` and TRL's ``loss_type`` name different surrogates."""
         named, _ = TRL_LOSSES.get(self.loss_type, (self.surrogate, ""))
         return self.surrogate not in ("clip", named)
-
-    @property
-    def teacher_url(self) -> str:
-        """Return the address of the server that ``reference_model`` names, or "" if it names a model."""
-        name = str(self.reference_model or "")
-        return name if is_url(name) else ""
 
 
 def _not_read_by(surrogate: str) -> Rule:
@@ -290,24 +283,23 @@ RULES = [
     Rule(
         "error",
         "reference_model",
-        lambda s: s.reference_model and s.cast_lm_head_to_fp32 and not s.teacher_url,
+        lambda s: s.reference_model and s.cast_lm_head_to_fp32,
         "does not work with cast_lm_head_to_fp32",
         "leave cast_lm_head_to_fp32 out",
     ),
     Rule(
         "error",
         "reference_model",
-        lambda s: s.reference_model and (s.fsdp or launched_with("FSDP")) and not s.teacher_url,
+        lambda s: s.reference_model and (s.fsdp or launched_with("FSDP")),
         "does not work with FSDP",
-        "use ZeRO-2 or DDP, or serve it: http://HOST:PORT",
+        "use ZeRO-2 or DDP",
     ),
     Rule(
         "error",
-        "temperature",
-        lambda s: s.temperature != 1 and s.teacher_url,
-        "does not work with a teacher on a server: vLLM applies no temperature to the log-probs of given tokens",
-        "set temperature to 1.0, or name a model as reference_model",
+        "reference_model",
+        lambda s: "://" in str(s.reference_model),
+        "is a server, and a teacher is loaded into this process",
+        "name a folder or a model on the Hub",
     ),
-    Rule("error", "reference_model", lambda s: s.teacher_url and not is_address(s.teacher_url), *NO_ADDRESS),
     *map(_not_read_by, READ_BY),
 ]

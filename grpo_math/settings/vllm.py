@@ -105,12 +105,7 @@ RULES = [
         "give bounds on both sides of 1",
     ),
     without("use_vllm", "vllm_(?!server_timeout).*"),
-    Rule(
-        "no_effect",
-        "vllm_server_timeout",
-        lambda s: not s.use_vllm and not s.teacher_url,
-        "neither use_vllm nor a teacher names a server",
-    ),
+    Rule("no_effect", "vllm_server_timeout", lambda s: not s.use_vllm, "use_vllm is not set"),
     Rule(
         "no_effect",
         "vllm_server_base_url",

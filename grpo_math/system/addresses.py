@@ -70,15 +70,6 @@ def _ip(host: str | None) -> IPv4Address | IPv6Address | None:
     return None  # a name
 
 
-def is_url(name: str) -> bool:
-    """Return True for a name with a scheme, which neither a folder nor a Hub id has.
-
-    >>> is_url("http://node1:8000"), is_url("runs/teacher"), is_url("owner/name")
-    (True, False, False)
-    """
-    return "://" in name
-
-
 def is_address(url: str) -> bool:
     """Return True for http or https and a host. A user or a password in an address would be written down.
 

@@ -26,15 +26,13 @@ from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
 PORT = 8000
 
 
-def serve(
-    settings: RunSettings, number: int | None, port: int | None, host: str, more: Sequence[str], teacher: bool
-) -> int:
+def serve(settings: RunSettings, number: int | None, port: int | None, host: str, more: Sequence[str]) -> int:
     """Run the server of a recipe on the first ``number`` GPUs until Ctrl-C. ``more``: options of ``vllm serve``."""
     gpus = gpus_of(settings, number)
     refuse_used(gpus)
     layout = _layout(settings, gpus)
     port = choose_port(port, PORT)
-    start = server_start(settings, layout, gpus[: layout.server], port, host, more, teacher)
+    start = server_start(settings, layout, gpus[: layout.server], port, host, more)
     if not vllm_server.key():
         say("warning:", "every user of this machine can use this server and change its weights: set VLLM_API_KEY")
     with ended_by_signals(128 + signal.SIGTERM), contextlib.ExitStack() as stack:
@@ -69,17 +67,14 @@ def server_start(
     port: int,
     host: str = "127.0.0.1",
     more: Sequence[str] = (),
-    teacher: bool = False,
 ) -> tuple[list[str], dict[str, str], str]:
     """Return command, environment and address of a recipe's server on these GPUs, or on the CPU.
 
-    ``more``: options of ``vllm serve``. The weights of a ``teacher`` never change.
+    ``more``: options of ``vllm serve``.
     """
     # vLLM's own default is the format in which the weights are stored.
     dtype = settings.stated("dtype") or "auto"
     extra = [] if settings.model_revision == "main" else ["--revision", settings.model_revision]
-    if teacher:
-        extra += ["--no-enable-prefix-caching"]  # see `Server.score`
     command = vllm_server.command(
         model_path(settings.model_name_or_path),
         port=port,
@@ -92,7 +87,6 @@ def server_start(
         lora_rank=settings.lora_r if settings.sends_adapter else 0,
         # A batch that is sampled ahead uses an older adapter, so the server has both at work.
         adapters=1 + settings.staleness,
-        fixed=teacher,
         in_4bit=settings.load_in_4bit,
         on_gpu=bool(gpus),
         seed=settings.stated("seed") or 0,

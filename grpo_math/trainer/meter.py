@@ -67,7 +67,7 @@ class StepMeter(Stateful):
         steps = log[metrics.SECONDS_STEP]
         # No call could be timed for the update alone, because TRL generates inside `training_step`.
         log[metrics.SECONDS_UPDATE] = [sum(steps) - self._spent()]
-        optional = {metrics.SECONDS_TEACHER, *metrics.SERVER_SECONDS, *[metrics.SECONDS_SYNC] * (not vllm)}
+        optional = {*metrics.SERVER_SECONDS, *[metrics.SECONDS_SYNC] * (not vllm)}
         for phase in (*metrics.PHASES, metrics.SECONDS_UPDATE, *metrics.SERVER_SECONDS):
             if phase in log or phase not in optional:
                 log[phase] = [sum(log.get(phase, ())) / len(steps)]

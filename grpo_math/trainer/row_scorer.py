@@ -1,4 +1,4 @@
-"""Score the rows of a trainer's rollouts and updates: packed, as TRL does, or by a teacher on a server."""
+"""Score the rows of a trainer's rollouts and updates: packed, or as TRL does."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +9,6 @@ from torch import Tensor
 from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math.generation.names import experts_for_trl
-from grpo_math.generation.served_teacher import ServedTeacher
 from grpo_math.packing import scoring
 from grpo_math.packing.altered import model_state, runs_script
 from grpo_math.packing.micro_batches import TokenBudget
@@ -99,8 +98,6 @@ class RowScorer:
 
         All ranks call this.
         """
-        if isinstance(rows[0], ServedTeacher):
-            return rows[0].gather_logps(*rows[1:4]), None, None
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
         config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()

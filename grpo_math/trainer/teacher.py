@@ -1,7 +1,6 @@
 """A teacher (``reference_model``): another model as the reference of the KL term or of the advantages.
 
-TRL scores a teacher in this process, as any reference. The main process requests the log-probs of a teacher on a vLLM
-server.
+TRL scores a teacher as any reference.
 """
 
 from typing import Any
@@ -9,36 +8,23 @@ from typing import Any
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.lost_server import one_line_for_lost_servers
 from grpo_math.generation.models import check_reference, loading, model_path, tokenizer_or_own
-from grpo_math.generation.served_teacher import ServedTeacher
-from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.trainer.config import MathGRPOConfig
 
 
-def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> ServedTeacher | None:
+def check_teacher(settings: MathGRPOConfig, model: Any, tokenizer: Any) -> None:
     """Raise `ConfigError` for a teacher that cannot be scored with the tokens of ``model``. Loads no weights.
 
-    Return the client of a teacher on a server. ``tokenizer``: the trainer's ``processing_class``, or None for the
-    tokenizer of the model. All ranks call this.
+    ``tokenizer``: the trainer's ``processing_class``, or None for the tokenizer of the model.
     """
     name = str(settings.reference_model)
-    url = settings.teacher_url
     plugin: Any = settings.deepspeed_plugin
     # settings/rules.py refuses FSDP. The stage may be in a file of DeepSpeed.
-    if not url and plugin is not None and plugin.zero_stage == 3:
-        raise ConfigError(
-            "reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP, or serve it: http://HOST:PORT"
-        )
+    if plugin is not None and plugin.zero_stage == 3:
+        raise ConfigError("reference_model", name, "does not work with ZeRO-3", "use ZeRO-2 or DDP")
     tokenizer = tokenizer_or_own(tokenizer, model)
     tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    if not url:
-        check_reference(name, tokenizer)
-        return None
-    one_line_for_lost_servers()
-    teacher = ServedTeacher(url, settings.vllm_server_timeout, timeout=settings.vllm_server_timeout)
-    broadcast_from_main(lambda: teacher.connect(tokenizer, settings.max_completion_length or 0))
-    return teacher
+    check_reference(name, tokenizer)
 
 
 def load_teacher(settings: MathGRPOConfig, policy: Any, accelerator: Any) -> Any:

@@ -116,7 +116,8 @@ class MathGRPOTrainer(GRPOTrainer):
         if not may_make_prompts(type(self), train_dataset):
             warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
         teacher = settings.reference_model
-        served: Any = check_teacher(settings, model, processing_class) if teacher else None
+        if teacher:
+            check_teacher(settings, model, processing_class)
         # With beta 0, TRL loads no reference.
         without_reference = replaced(args, beta=0.0) if teacher else nullcontext()
         bars = transformers_bars(int(PartialState().is_main_process))
@@ -147,7 +148,7 @@ class MathGRPOTrainer(GRPOTrainer):
         float16.make_adapter_float32(self.model, self.accelerator)
         if teacher:
             self.beta = args.beta
-            self.ref_model = served or load_teacher(settings, self.model, self.accelerator)
+            self.ref_model = load_teacher(settings, self.model, self.accelerator)
         if warning:
             logger.warning(warning)
         trl: Any = super()

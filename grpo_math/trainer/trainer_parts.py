@@ -72,15 +72,9 @@ class Parts:
         self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.grader)
         flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
         flat += [sampler] if isinstance(sampler, ServerSampler) else []
-        # TRL syncs weights within generation, and a teacher on a server scores within scoring. Without separate phases,
-        # their seconds would count there.
-        timed = (
-            (engine, "sync_weights", metrics.SECONDS_SYNC),
-            (trainer.ref_model, "gather_logps", metrics.SECONDS_TEACHER),
-        )
-        for owner, method, phase in timed:
-            if hasattr(owner, method):
-                setattr(owner, method, self.meter.phase(phase)(getattr(owner, method)))
+        # TRL syncs weights within generation. Without a separate phase, the seconds would count there.
+        if engine is not None:
+            engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
         named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": resampler}
         self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
         # The options of the optimizer before a checkpoint was loaded.

@@ -201,9 +201,6 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
     )
     assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16)
     assert option(command({}, 1), "--max-model-len") == "auto"
-    assert command({"use_peft": False}, 1, teacher=True) == vllm_server.command(
-        model, dtype="bfloat16", fixed=True, extra=["--no-enable-prefix-caching"]
-    )
     quantised = command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"])
     assert option(quantised, "--quantization") == "bitsandbytes"
     assert quantised == vllm_server.command(
@@ -465,11 +462,6 @@ def test_serve_says_who_can_use_it_and_wants_a_key_for_other_machines(machine, c
     assert run("--use_cpu", *port, command="serve", recipe={"vllm_tensor_parallel_size": 2}) == 2
     assert option(started("server")[0]["argv"], "--tensor-parallel-size") == "2"
     assert "every user of this machine can use this server and change its weights: set" in capfd.readouterr().err
-    # A teacher needs no recipe of a server, and gets neither adapters nor weights.
-    assert run("--use_cpu", "--teacher", *port, command="serve", recipe={"use_vllm": False}) == 2
-    words = started("server", 2)[1]["argv"]
-    assert "--no-enable-prefix-caching" in words
-    assert not {"--enable-lora", "--weight-transfer-config"} & {*words}
     assert run("--host", "0.0.0.0", *port, command="serve") == 2
     assert "host='0.0.0.0' lets other machines use the server, which then needs a key: set" in capfd.readouterr().err
 

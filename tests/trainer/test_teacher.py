@@ -1,6 +1,5 @@
 """A reference of another name: a teacher with the same tokenizer."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.rewards.functions import no_reward
 from grpo_math.trainer.teacher import check_teacher
 
@@ -107,54 +105,6 @@ def test_a_teacher_without_the_policys_attention_is_refused_in_one_line(ours, sm
 
 
 def test_a_teacher_is_refused_where_each_process_has_a_part_of_the_weights():
-    args = SimpleNamespace(reference_model="x", teacher_url="", deepspeed_plugin=SimpleNamespace(zero_stage=3))
-    with pytest.raises(
-        ConfigError, match="reference_model='x' does not work with ZeRO-3: use ZeRO-2 or DDP, or serve it"
-    ):
+    args = SimpleNamespace(reference_model="x", deepspeed_plugin=SimpleNamespace(zero_stage=3))
+    with pytest.raises(ConfigError, match="reference_model='x' does not work with ZeRO-3: use ZeRO-2 or DDP"):
         check_teacher(args, "model", None)
-
-
-# On a vLLM server. tests/generation/test_served_teacher.py has its errors, and test_served_teacher.py a real one.
-
-
-@pytest.fixture
-def served(server, teacher):
-    server.model = teacher
-    return server
-
-
-@pytest.mark.parametrize("estimator", ["k3", "advantage"])
-def test_a_teacher_on_a_server_trains_the_weights_of_the_teacher_in_the_process(estimator, teacher, ours, served):
-    settings = {"beta": 0.5, "kl_estimator": estimator, "max_steps": 2, "mask_truncated_completions": True, **CONSTANT}
-    here = ours(**settings, reference_model=teacher, folder="here")
-    here.train()
-    there = ours(**settings, reference_model=served.url, folder="there")
-    there.train()
-    assert relative(weights(there.model), weights(here.model)) < 1e-6
-    logs = [[line for line in trainer.state.log_history if "kl" in line] for trainer in (here, there)]
-    for one, other in zip(*logs, strict=True):
-        assert float(one["kl"]) == pytest.approx(float(other["kl"]), abs=1e-5)
-        assert float(other["seconds/teacher"]) > 0
-        assert "seconds/teacher" not in one
-
-
-def test_a_server_that_cannot_teach_is_one_line_before_weights_load(ours, served, no_weights):
-    served.settings["model_config"]["max_model_len"] = 9
-    with pytest.raises(ConfigError, match="max_completion_length=8 leaves no room for a prompt in the 9 tokens of"):
-        ours(**DISTIL, reference_model=served.url, max_completion_length=8)
-
-
-def test_a_lost_teacher_ends_the_run_with_one_line_and_keeps_the_step(ours, served, tmp_path):
-    saves = {"max_steps": 4, "save_strategy": "steps", "save_steps": 100}
-    trainer = ours(**DISTIL, **saves, reference_model=served.url, vllm_server_timeout=0.1, **CONSTANT)
-
-    def sampling(body):
-        if trainer.state.global_step < 2:
-            return None
-        served.stop()
-        return 500, "lost"
-
-    served.sampling = sampling
-    with pytest.raises(ServerUnavailable, match=r"no vLLM server answers.*\(checkpoint-2 is saved: "):
-        trainer.train()
-    assert json.loads((tmp_path / "checkpoint-2/trainer_state.json").read_text())["global_step"] == 2
