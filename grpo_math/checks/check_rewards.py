@@ -45,6 +45,7 @@ def problems(setup: Setup) -> Iterator[Finding]:
     """Each problem has one gold answer. The held-out problems are as many as requested, and none is trained on."""
     rows, (before_after, during, line) = setup.problems.rows, setup.problems.evaluation
     yield Finding("info", f"{len(rows)} problem{'s' * (len(rows) != 1)} to train on")
+    yield from (Finding("warning", note) for note in setup.problems.notes)
     if line:
         yield Finding("info", line)
     for heldout in during:

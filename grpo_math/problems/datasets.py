@@ -116,6 +116,7 @@ def problem_table(
     limit: int | None = None,
     seed: int = 0,
     skip_bad_rows: bool = False,
+    warn: Warn = logger.warning,
 ) -> Any:
     """Return the rows of `load_problems` as a list, or as a `datasets.Dataset` in the cache if the data set is large.
 
@@ -123,10 +124,10 @@ def problem_table(
     """
     read, data = _reader(dataset, split, template, columns, limit, seed, skip_bad_rows)
     if data.size < LARGE or is_user_function(template.name):
-        _, problems, _ = read(logger.warning)
+        _, problems, _ = read(warn)
         return list(problems)
     settings = (data.label, data.file, split, data.source, data.accepted, template, limit, seed, skip_bad_rows)
-    return stored.table(dataset, (data.content(), settings), read)
+    return stored.table(dataset, (data.content(), settings), read, warn)
 
 
 def _reader(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -110,6 +110,7 @@ class RecipeProblems:
     """The problems of a recipe. Each set is read once, at its first use."""
 
     settings: RunSettings
+    notes: list[str] = field(default_factory=list)  # lines about the training data, after `rows`
 
     @cached_property
     def template(self) -> Template:
@@ -128,7 +129,8 @@ class RecipeProblems:
         s = self.settings
         fields = {"split": "dataset_split", "limit": "dataset_limit"}
         split, limit = s.dataset_split, s.dataset_limit
-        rows = self._load(fields, s.dataset, split, s.columns, problem_table, limit=limit, seed=s.seed)
+        options = {"limit": limit, "seed": s.seed, "warn": self.notes.append}
+        rows = self._load(fields, s.dataset, split, s.columns, problem_table, **options)
         is_named = s.eval_dataset or "[" in s.dataset_split or "[" in s.eval_split
         if is_named or not is_table(s.dataset) or not (s.eval_n != 0 or s.evaluates_default_set):
             return rows, []

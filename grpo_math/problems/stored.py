@@ -92,11 +92,16 @@ class Stored:
 Read = tuple[int, Iterator[Problem], Mapping[str, Any]]
 
 
-def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]], Read]) -> Any:
+def table(
+    name: str,
+    depends_on: object,
+    read: Callable[[Callable[[str], None]], Read],
+    warn: Callable[[str], None] = logger.warning,
+) -> Any:
     """Return the problems that ``read`` returns as a `datasets.Dataset`, from the cache if they are there.
 
     ``name`` is the data set's, for messages. ``depends_on`` is everything that changes the problems, except for code.
-    ``read`` gets a function that takes warnings. They are logged each time, also if nothing is read.
+    ``read`` gets a function that takes warnings. ``warn`` gets them each time, also if nothing is read.
     """
     import datasets
     from filelock import FileLock
@@ -126,7 +131,7 @@ def table(name: str, depends_on: object, read: Callable[[Callable[[str], None]],
     if not _is_other_process():
         print(line, file=sys.stderr)
     for note in json.loads(rows.data.schema.metadata[METADATA.encode()])["notes"]:
-        logger.warning(note)
+        warn(note)
     return rows
 
 
