@@ -20,6 +20,13 @@ from grpo_math.rewards.inputs import RESERVED, Completions, Prompts, Reward, Rew
 from grpo_math.system.signals import Stopped
 from grpo_math.system.user_functions import format_exception
 
+OF_TRL = (
+    "completion_ids",
+    "trainer_state",
+    "log_extra",
+    "log_metric",
+    "environments",
+)  # arguments that are not columns
 SLOW = 60.0  # seconds after which a warning names a reward function that is still running
 
 
@@ -38,14 +45,19 @@ def needed(reward: Any) -> set[str]:
     """Return the names of the parameters of a reward function that have no default.
 
     >>> sorted(needed(lambda completions, grade, level=1, **columns: []))
-    ['columns', 'completions', 'grade']
+    ['completions', 'grade']
     """
     try:
         parameters = inspect.signature(reward).parameters
     # Compiled functions may have no signature.
     except (TypeError, ValueError):
         return set()
-    return {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
+    return {
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    }
 
 
 def columns_for(reward: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,15 +97,15 @@ def guarded(
     name = reward_name(reward)
 
     async def later(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
-        with _caught(name, errors, len(completions)) as rewards:
-            more = columns_for(reward, {**columns, **added})
+        more = columns_for(reward, {**columns, **added})
+        with _caught(reward, errors, len(completions), more) as rewards:
             values = await reward(prompts=prompts, completions=completions, **more)
             rewards[:] = _verified(name, values, len(completions))
         return rewards
 
     def now(prompts: Prompts, completions: Completions, **columns: Any) -> Any:
-        with _caught(name, errors, len(completions)) as rewards:
-            more = columns_for(reward, {**columns, **added})
+        more = columns_for(reward, {**columns, **added})
+        with _caught(reward, errors, len(completions), more) as rewards:
             values = reward(prompts=prompts, completions=completions, **more)
             # Replace the items in place: if the function raises, `_caught` suppresses the error, and zeros are
             # returned.
@@ -108,18 +120,18 @@ def guarded(
 
 
 @contextmanager
-def _caught(name: str, errors: list[UserError] | None, count: int) -> Iterator[Rewards]:
+def _caught(reward: Any, errors: list[UserError] | None, count: int, columns: Mapping[str, Any]) -> Iterator[Rewards]:
     """Turn what a reward function raises, `sys.exit` included, into an error that names it. Signals pass."""
     # After an error nothing uses these zeros: this rank takes part in the gather of the rewards, then all ranks end.
     rewards: Rewards = [0.0] * count
     try:
-        with _watched(name):
+        with _watched(reward_name(reward)):
             yield rewards
     # `Stopped` is a `SystemExit` as well, but of a signal and not of the function.
     except Stopped:
         raise
     except (Exception, SystemExit) as error:
-        failure = error if isinstance(error, UserError) else _raised(name, error)
+        failure = error if isinstance(error, UserError) else _raised(reward, error, columns)
         if errors is None:
             raise failure from failure.__cause__
         errors.append(failure)
@@ -145,9 +157,19 @@ def _watched(name: str) -> Iterator[None]:
             _warn(f"reward function {name} changed torch's grad mode or default dtype: they are restored")
 
 
-def _raised(name: str, error: BaseException) -> RewardError:
-    consequence = "training stops instead of assuming a reward of 0"
-    failure = RewardError(f"reward function {name} raised {format_exception(error)} at {_line(error)}: {consequence}")
+def _raised(reward: Any, error: BaseException, columns: Mapping[str, Any]) -> RewardError:
+    reason = f"raised {format_exception(error)} at {_line(error)}"
+    remedy = "training stops instead of assuming a reward of 0"
+    missing = sorted(needed(reward) - {"prompts", "completions"} - columns.keys())
+    names = ", ".join(column for column in columns if column not in OF_TRL and not column.startswith(RESERVED))
+    # Not before the call: a decorator may fill a parameter that the signature shows.
+    if missing and isinstance(error, TypeError) and "required" in str(error):
+        reason = f"needs the column {', '.join(missing)}, and the data have {names or 'none'}"
+        remedy = "add the column, or give the parameter a default"
+    # As in columns["level"].
+    elif names and isinstance(error, KeyError) and error.args and error.args[0] not in columns:
+        reason += f", and the data have {names}"
+    failure = RewardError(f"reward function {reward_name(reward)} {reason}: {remedy}")
     failure.__cause__ = error
     return failure
 

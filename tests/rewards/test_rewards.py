@@ -271,6 +271,10 @@ def test_a_reward_of_nan_is_none_with_one_warning(capsys):
     assert capsys.readouterr().err.count("reward function sometimes returned NaN") == 1
 
 
+def needs_level(completions, level, **columns):
+    return level
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -302,6 +306,24 @@ def test_a_reward_that_returns_something_else_raises_or_exits_is_one_clear_line(
     assert called(guard.guarded(of_kind(kind, mine), errors=errors), ["a", "b"]) == [0.0, 0.0]
     assert called(guard.guarded(REWARDS["accuracy"], errors=errors), ["a"]) == [0.0]
     assert str(errors[0]) == str(caught.value), "the first error is the reason"
+
+
+def test_a_reward_that_needs_a_column_which_the_data_lack_names_it_and_those_that_exist():
+    data = {"answer": ["7"], "id": ["a/1"], "trainer_state": None, GRADE: [None]}
+    with pytest.raises(
+        RewardError, match="needs_level needs the column level, and the data have answer, id: add the column, or"
+    ):
+        guard.guarded(needs_level)(["p"], ["a"], **data)
+    with pytest.raises(
+        RewardError, match=r"raised KeyError: 'level' at .*, and the data have answer, id: training stops"
+    ):
+        guard.guarded(lambda prompts, completions, **columns: columns["level"])(["p"], ["a"], **data)
+
+    @functools.wraps(needs_level)
+    def filled(**columns):
+        return needs_level(level=[1.0], **columns)
+
+    assert guard.guarded(filled)(["p"], ["a"], **data) == [1.0]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
