@@ -8,7 +8,7 @@ the step is computed again.
 A row stays in its optimizer step.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -32,14 +32,12 @@ from grpo_math.algorithm.rows import (
     widths,
 )
 from grpo_math.errors import OutOfMemory
-from grpo_math.packing.pack import prompt_keys_and_lengths
+from grpo_math.packing.pack import Layout, layout
 from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_batches
 from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import Ranks
 
 logger = get_logger(__name__)
-
-Layout = tuple[list[Hashable], list[int], list[int]]  # one entry per row: prompt key, prompt length, completion length
 
 
 @dataclass(frozen=True)
@@ -103,23 +101,26 @@ class UpdatePlanner:
 
         All ranks call this.
         """
-        if self.keep_trl_batches:
-            return [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in trl_batches]
-        layouts = [row_layout(rows) for rows in trl_batches]
-        if self.skip_zero_advantage:
-            # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
-            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in trl_batches]
-            for (_, _, lengths), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
-                # The length of a completion that is skipped is 0.
-                lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
-        # bnpo divides by the tokens of TRL's micro-batch: store that count before regrouping.
+        # bnpo divides by the tokens of TRL's micro-batch: store that count before rows are regrouped.
         trl_batches = [
             {**rows, "micro_batch_tokens": loss_mask(rows).sum().expand(len(rows["advantages"]))}
             for rows in trl_batches
         ]
-        steps = []
+        kept = [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in trl_batches]
+        if self.keep_trl_batches:
+            return kept
+        layouts = [row_layout(rows) for rows in trl_batches]
+        if self.skip_zero_advantage:
+            # TRL also takes an advantage for each token from a subclass, (B, T). One transfer for all training steps.
+            signals = [rows["advantages"].reshape(len(rows["advantages"]), -1).ne(0).any(dim=1) for rows in trl_batches]
+            for (_, _, lengths, _), has_signal in zip(layouts, torch.stack(signals).tolist(), strict=True):
+                # The length of a completion that is skipped is 0.
+                lengths[:] = [n if has else 0 for n, has in zip(lengths, has_signal, strict=True)]
         micro_batches = self._gather_and_split(trl_batches, layouts, budget)
-        for number, (rows, (_, _, lengths)) in enumerate(zip(trl_batches, layouts, strict=True)):
+        if micro_batches is None:
+            return kept
+        steps = []
+        for number, (rows, (_, _, lengths, _)) in enumerate(zip(trl_batches, layouts, strict=True)):
             # The last training step always has a micro-batch, also if no completion has a signal: its backward pass
             # synchronises ranks, and the optimizer needs gradients, even if all are 0.
             if not micro_batches[number] and (self.deepspeed or number == len(trl_batches) - 1):
@@ -133,19 +134,26 @@ class UpdatePlanner:
     def smaller(self, micro_batch: MicroBatch, budget: int) -> list[MicroBatch]:
         """Split a micro-batch into smaller ones of at most ``budget`` tokens, with the same weight in total."""
         rows = micro_batch.rows
-        plan = plan_micro_batches(*row_layout(rows), budget)[0]
+        plan = plan_micro_batches(*row_layout(rows)[:3], budget)[0]
         if len(plan) < 2:
             return [micro_batch]
         smaller = [self._micro_batch(rows, index, len(rows["advantages"])) for index in plan]
         return [MicroBatch(one.rows, micro_batch.weight * one.weight, one.completions) for one in smaller]
 
-    def _gather_and_split(self, trl_batches: list[Rows], layouts: list[Layout], budget: int) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks."""
+    def _gather_and_split(
+        self, trl_batches: list[Rows], layouts: list[Layout], budget: int
+    ) -> list[list[MicroBatch]] | None:
+        """Return the micro-batches of each training step, of rows of all ranks; equally many on all ranks.
+
+        None if a mask of any rank has a hole: such rows are not packed.
+        """
         local, n_rows = join(trl_batches), len(trl_batches[0]["advantages"])
         # Sizes first: a group may be computed on another rank, and only its rows move there.
         ranks = gather_object([(layouts, widths(local))])
-        all_layouts = chain(*(rank_layouts for rank_layouts, _ in ranks))
-        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in zip(*all_layouts, strict=True))
+        *columns, has_holes = zip(*chain(*(rank_layouts for rank_layouts, _ in ranks)), strict=True)
+        if any(has_holes):
+            return None
+        prompts, prompt_tokens, lengths = (list(chain(*column)) for column in columns)
         wide = largest_widths([rank_widths for _, rank_widths in ranks])
         # The default is the tokens of TRL's padded micro-batch.
         budget = budget or n_rows * (wide["prompt_ids"] + wide["completion_ids"])
@@ -203,8 +211,7 @@ def accumulate(
 
 
 def row_layout(rows: Rows) -> Layout:
-    """Return prompt key, prompt length and completion length, one entry per row."""
-    return prompt_keys_and_lengths(
+    return layout(
         torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
         torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
         rows["completion_ids"].size(1),
@@ -267,7 +274,7 @@ class TokenBudget(Stateful):
         ``steps`` may contain a step twice: a micro-batch that fits is not split again.
         """
         sizes = [
-            (packed_tokens(*row_layout(one.rows)), len(one.rows["advantages"]))
+            (packed_tokens(*row_layout(one.rows)[:3]), len(one.rows["advantages"]))
             for step in steps
             for one in step.micro_batches
         ]

@@ -11,19 +11,37 @@ last token of a completion predicts nothing and is omitted. Tokens: (len(prompt)
 
 Rows share a prompt if they are of one group and its tokens are equal. Rows without the number of their group, such as
 those of a script that calls the scoring method, share a prompt if its tokens are equal.
+
+A script may mask tokens within a prompt or a completion. Such rows are not packed, because the tokens of a segment are
+counted, and attend to all tokens before them.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from grpo_math.run.speed_ups import switched_off
 
 Range = tuple[int, int]  # first, length
 
 
 class Unpackable(Exception):
     """The model does not support packed rows."""
+
+
+class Layout(NamedTuple):
+    """Three lists with an entry for each row: prompt key, prompt length, completion length.
+
+    Rows with the same key share their prompt. ``has_holes``: the mask of a row leaves out tokens between others.
+    """
+
+    prompts: list[Hashable]
+    prompt_tokens: list[int]
+    completion_tokens: list[int]
+    has_holes: bool
 
 
 @dataclass(frozen=True)
@@ -56,37 +74,41 @@ class PackedRow:
     shape: tuple[int, int]  # (B, T)
 
 
-def prompt_keys_and_lengths(
-    input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None
-) -> tuple[list[Hashable], list[int], list[int]]:
-    """Return three lists with an entry for each row (B, S): prompt key, prompt length, completion length.
+def layout(input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None) -> Layout:
+    """Return the layout of rows (B, S), whose last ``completion_length`` columns are completions.
 
-    Rows with the same key share their prompt: rows of a ``group`` (B,) whose prompts are equal, because an environment
-    may give the completions of a group different prompts. Without ``group`` the key is the prompt itself.
+    Rows of a ``group`` (B,) share a prompt if their prompts are equal, because an environment may give the completions
+    of a group different prompts. Without ``group`` the key is the prompt itself.
 
     >>> ids, mask = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 9]]), torch.tensor([[0, 1, 1, 1, 0]] * 2)
-    >>> prompt_keys_and_lengths(ids, mask, 2)
-    ([(5, 6), (5, 6)], [2, 2], [1, 1])
-    >>> [prompt_keys_and_lengths(ids, mask, 2, torch.tensor(group))[0] for group in ([3, 3], [3, 4])]
+    >>> layout(ids, mask, 2)
+    Layout(prompts=[(5, 6), (5, 6)], prompt_tokens=[2, 2], completion_tokens=[1, 1], has_holes=False)
+    >>> [layout(ids, mask, 2, torch.tensor(group)).prompts for group in ([3, 3], [3, 4])]
     [[(3, 0), (3, 0)], [(3, 0), (4, 0)]]
+    >>> [layout(ids[:1], torch.tensor([mask]), 2).has_holes for mask in ([0, 1, 1, 0, 1], [1, 0, 1, 1, 1])]
+    [True, True]
     """
-    split = input_ids.size(1) - completion_length
-    prompt_ids, prompt_mask = input_ids[:, :split], attention_mask[:, :split]
-    counts = [part.sum(dim=1, keepdim=True) for part in (prompt_mask, attention_mask[:, split:])]
+    split, attended = input_ids.size(1) - completion_length, attention_mask != 0
+    prompt_ids, prompt_mask = input_ids[:, :split], attended[:, :split]
+    counts = prompt, completion = [part.sum(dim=1, keepdim=True) for part in (prompt_mask, attended[:, split:])]
+    place = torch.arange(input_ids.size(1), device=input_ids.device)
+    is_whole = (attended == ((place >= split - prompt) & (place < split + completion))).all(dim=1, keepdim=True)
     if group is None:
         columns = [prompt_ids]
     else:
         # The first row of each row's group, without a transfer.
         first = (group[:, None] == group).int().argmax(dim=1)
-        differs = (prompt_ids != prompt_ids[first]) & (prompt_mask > 0) | (prompt_mask != prompt_mask[first])
+        differs = (prompt_ids != prompt_ids[first]) & prompt_mask | (prompt_mask != prompt_mask[first])
         # 0 for the prompt of the group's first row, else a number that only this row has.
         numbers = torch.arange(1, len(group) + 1, device=group.device)
         columns = [group[:, None], (numbers * differs.any(dim=1))[:, None]]
     # One transfer for all columns, because each transfer makes the CPU wait for the GPU.
-    rows = torch.cat([*counts, *columns], dim=1).tolist()
-    starts = [2 if group is not None else split + 2 - row[0] for row in rows]
+    rows = torch.cat([*counts, is_whole & (prompt > 0), *columns], dim=1).tolist()
+    starts = [3 if group is not None else split + 3 - row[0] for row in rows]
     keys: list[Hashable] = [tuple(row[start:]) for row, start in zip(rows, starts, strict=True)]
-    return keys, [row[0] for row in rows], [row[1] for row in rows]
+    if has_holes := not all(row[2] for row in rows):
+        switched_off("packing", "a mask leaves out tokens within a prompt or a completion")
+    return Layout(keys, [row[0] for row in rows], [row[1] for row in rows], has_holes)
 
 
 def pack(
@@ -98,9 +120,10 @@ def pack(
 ) -> PackedRow | None:
     """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
 
-    Rows that share a prompt (`prompt_keys_and_lengths`) need not be neighbours. Rows without a completion token are
-    skipped; without any token the result is None. With ``every_token`` these rows and the last token of each completion
-    are included, because the auxiliary loss of a router also counts tokens that predict nothing.
+    Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped. Without
+    any token, or with a hole in a mask, the result is None. With ``every_token`` rows without a completion token and
+    the last token of each completion are included, because the auxiliary loss of a router also counts tokens that
+    predict nothing.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
     >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
@@ -114,12 +137,12 @@ def pack(
     True
     """
     batch, width = input_ids.shape
-    prompts, prompt_lengths, lengths = prompt_keys_and_lengths(input_ids, attention_mask, completion_length, group)
+    prompts, prompt_lengths, lengths, has_holes = layout(input_ids, attention_mask, completion_length, group)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
         if lengths[row] or every_token:
             rows_of.setdefault(prompt, []).append(row)
-    if not any(lengths):
+    if has_holes or not any(lengths):
         return None
     taken, positions, scored, padded, groups = _ranges(
         list(rows_of.values()), prompt_lengths, lengths, width, completion_length, int(every_token)

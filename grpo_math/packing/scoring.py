@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from grpo_math.generation.models import context_length, longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.pack import Unpackable, pack, prompt_keys_and_lengths, unpack
+from grpo_math.packing.pack import Unpackable, layout, pack, unpack
 from grpo_math.packing.row_plan import plan_micro_batches
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
@@ -297,13 +297,14 @@ class PackedScorer:
         is_one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
         # Ranks agree on their batches below, so all of them must take the same path.
         is_narrow = width < (self.longest or math.inf) if is_one_batch else self.agree_on_width(width)
-        if not is_narrow:
-            switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
-            rows = (input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, compute_aux_loss)
-            return score_unpacked(model, *rows, **kwargs)
+        rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
         # mean over all rows.
-        batches = [] if is_one_batch else self._agree_on_batches(input_ids, attention_mask, logits_to_keep, batch_size)
+        batches = self._agree_on_batches(*rows, group) if is_narrow and not is_one_batch else []
+        if not is_narrow:
+            switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
+        if not is_narrow or batches is None:
+            return score_unpacked(model, *rows, compute_entropy, compute_aux_loss, **kwargs)
         if len(batches) < 2:
             return score(input_ids, attention_mask, group)
         # `score` returns float32, also if a script has set another default dtype.
@@ -311,7 +312,8 @@ class PackedScorer:
         entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in batches:
             at = torch.tensor(index).to(input_ids.device, non_blocking=True)
-            logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at])
+            of_batch = None if group is None else group[at]
+            logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at], of_batch)
             if entropies is not None and batch_entropies is not None:
                 entropies[at] = batch_entropies
         return logps, entropies, None
@@ -330,8 +332,8 @@ class PackedScorer:
     ) -> Scores:
         """Score these rows in one forward pass."""
         row = pack(ids, mask, keep, group, every_token=aux_loss)
-        # Without a token to score, the forward pass is still needed: other ranks may wait in it. A single row is packed
-        # even if that saves no token, because a packed row needs no attention mask.
+        # With a hole in a mask, or without a token to score. The forward pass is still needed: other ranks may wait in
+        # it. A single row is packed even if that saves no token, because a packed row needs no attention mask.
         if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
             scores = score_unpacked(
                 model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs
@@ -367,10 +369,20 @@ class PackedScorer:
         )
 
     def _agree_on_batches(
-        self, input_ids: Tensor, attention_mask: Tensor, completion_length: int, batch_size: int | None
-    ) -> list[list[int]]:
-        """Return the rows of each forward pass without a gradient, each of at most the token budget."""
-        prompts, prompt_tokens, tokens = prompt_keys_and_lengths(input_ids, attention_mask, completion_length)
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        completion_length: int,
+        batch_size: int | None,
+        group: Tensor | None = None,
+    ) -> list[list[int]] | None:
+        """Return the rows of each forward pass without a gradient, each of at most the token budget.
+
+        None if a mask of any rank has a hole.
+        """
+        prompts, prompt_tokens, tokens, has_holes = layout(input_ids, attention_mask, completion_length, group)
+        if not agree_on_all(not has_holes):
+            return None
         # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
         budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
         batches = plan_micro_batches(prompts, prompt_tokens, tokens, budget)[0] or [[0]]

@@ -13,7 +13,7 @@ from torch import distributed
 from grpo_math.algorithm.rows import widths
 from grpo_math.errors import OutOfMemory
 from grpo_math.packing import micro_batches
-from grpo_math.packing.micro_batches import MicroBatch, TokenBudget, TrainingStep, UpdatePlanner, accumulate, row_layout
+from grpo_math.packing.micro_batches import MicroBatch, TokenBudget, UpdatePlanner, accumulate, row_layout
 from grpo_math.packing.row_plan import packed_tokens, plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
@@ -89,10 +89,20 @@ def test_the_micro_batches_of_a_step_have_the_gradient_of_trls_also_when_they_ar
     torch.testing.assert_close(sum(part.weight * loss_of(part.rows) for part in again), whole)
 
 
-def test_what_is_a_mean_over_a_micro_batch_is_not_split():
-    assert planner(keep_trl_batches=True).gather_planned(BATCHES, BUDGET) == [
-        TrainingStep([MicroBatch(rows, 1.0, 4)]) for rows in BATCHES
+@pytest.mark.parametrize("hole", ["prompt_mask", "completion_mask", None])
+def test_what_is_a_mean_over_a_micro_batch_and_rows_with_a_hole_are_regrouped_only_if_memory_runs_out(hole):
+    batches = [dict(rows) for rows in BATCHES]
+    if hole:
+        batches[1][hole] = batches[1][hole] * torch.tensor([1, 0, 1, 1])
+    ours = planner(loss_type="bnpo", keep_trl_batches=hole is None)
+    kept = [step.micro_batches for step in ours.gather_planned(batches, BUDGET)]
+    assert [[one.rows["completion_ids"].tolist() for one in step] for step in kept] == [
+        [rows["completion_ids"].tolist()] for rows in batches
     ]
+    smaller = ours.smaller(kept[0][0], BUDGET)
+    assert len(smaller) == 2
+    divisors = {one.rows["micro_batch_tokens"].unique().item() for one in smaller}
+    assert divisors == {batches[0]["completion_mask"].sum().item()}
 
 
 def test_a_step_without_signal_has_a_micro_batch_that_weighs_nothing():
@@ -116,8 +126,7 @@ def test_the_last_training_step_synchronises_ranks_also_without_signal(loss_type
 def test_a_rank_with_fewer_micro_batches_than_another_adds_masked_rows(monkeypatch):
     """The second rank takes the completions of 2 tokens of both ranks. The first has one of 4 tokens."""
     rows = {**BATCHES[0], "advantages": torch.tensor([1.0, 0.0, 1.0, 0.0])}
-    prompts, prompt_tokens, _ = row_layout(BATCHES[1])
-    other_rank = ([(prompts, prompt_tokens, [0, 0, 2, 0])], widths(BATCHES[1]))
+    other_rank = ([row_layout(BATCHES[1])._replace(completion_tokens=[0, 0, 2, 0])], widths(BATCHES[1]))
     monkeypatch.setattr(micro_batches, "gather_object", lambda local: [*local, other_rank])
     monkeypatch.setattr(distributed, "all_to_all_single", lambda received, sent, *lengths: received.copy_(sent[:1]))
     (step,) = planner().gather_planned([rows], 7)
@@ -143,7 +152,7 @@ def test_out_of_memory_halves_the_largest_micro_batch_until_each_has_one_complet
     # The groups have 3 + 7 and 3 + 3 tokens. At half of 16, a group of 10 is split in two.
     for most, expected in ((16, [16, 16]), (8, [6, 6, 6, 6, 7, 7]), (3, [4, 4, 5, 5, 6, 6, 7, 7])):
         budget.split([*steps, steps[1]], ours, "out of memory\nmore")
-        sizes = [packed_tokens(*row_layout(one.rows)) for step in steps for one in step.micro_batches]
+        sizes = [packed_tokens(*row_layout(one.rows)[:3]) for step in steps for one in step.micro_batches]
         assert (budget.tokens, budget.state_dict(), sorted(sizes)) == (most, {"halved_to": most}, expected)
     with pytest.raises(OutOfMemory, match=r"of one completion, 7 tokens with its prompt: .* \(out of memory\)"):
         budget.split(steps, ours, "out of memory\nmore")

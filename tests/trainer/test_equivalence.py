@@ -86,6 +86,28 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_with_each_p
         torch.testing.assert_close(entropies, scores[0][1])
 
 
+# The third row has a prompt of 7 tokens in columns 5 to 11, and a completion of 9.
+HOLES = {"in a prompt": 8, "a prompt's last": 11, "a completion's first": 12, "in a completion": 15}
+
+
+@pytest.mark.parametrize("hole", [*HOLES, "none, but weights"])
+def test_rows_with_a_hole_in_their_mask_are_scored_as_trl_does(hole, trainer):
+    ids, mask, longest = padded_batch([7, 3, 12], 4, [5, 3, 9, 1])
+    if packs := hole not in HOLES:
+        mask = mask * 0.5
+    else:
+        mask[2, HOLES[hole]] = 0
+    for with_gradient in (True, False):
+        with torch.set_grad_enabled(with_gradient), counted(trainer.model) as passes:
+            arguments = (trainer, trainer.model, ids, mask, longest, 4, True)
+            ours, trls = (
+                kind._get_per_token_logps_and_entropies(*arguments) for kind in (MathGRPOTrainer, GRPOTrainer)
+            )
+        torch.testing.assert_close(ours[:2], trls[:2], atol=1e-4, rtol=0)
+        # TRL's three passes, or one for all rows of an update.
+        assert [n for n, _ in passes][:-3] == ([1] if packs else [12] if with_gradient else [4, 4, 4])
+
+
 @pytest.fixture
 def float64_by_default():
     torch.set_default_dtype(torch.float64)
