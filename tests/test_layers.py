@@ -35,7 +35,7 @@ FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__
 TORCH = {  # what computes, or hands on to what computes; all else starts without torch
     *("checks.live", "checks.training", "checks.compared", "checks.selftest", "checks.tiny_model"),
     "trainer.recipe_settings",
-    *("evaluation.ask", "evaluation.engines", "evaluation.for_scripts", "evaluation.probe"),
+    *("evaluation.ask", "evaluation.engines", "evaluation.for_scripts"),
     *("evaluation.evaluator", "evaluation.trainer_engines"),
     *("trainer.reward_funcs", "trainer.row_scorer"),
     *("generation.adapters", "generation.canary", "generation.completions", "generation.decoding", "generation.sync"),

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.evaluation import from_run, meaning, suite, tables
+from grpo_math.evaluation import from_run, suite, tables
 from grpo_math.evaluation.evaluation import Evaluation, read
 from grpo_math.evaluation.paired import compare
-from grpo_math.evaluation.probe_results import Probe
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
-from grpo_math.problems import contamination, generated, prompts
+from grpo_math.problems import contamination, prompts
 from grpo_math.problems.datasets import SAME, load_problems
 from grpo_math.problems.sources import folder_name
 from grpo_math.run.files import unwritable
@@ -56,9 +55,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--seed", type=int, default=0, help="of sampling and of --n (default: 0)")
     add("--backend", default="hf", help="hf (default), vllm (starts a server) or vllm-server")
     add("--server", metavar="URL", help="the address of the vLLM server")
-    add("--probe", action="store_true", help="of a run: skill or form, known by heart")
-    add("--probe_samples", type=int, metavar="N", default=8, help="completions per problem for pass@k (default: 8)")
-    add("--control", metavar="DATA", help="unknown problems for --probe (default: made)")
     add("--contamination", metavar="DATA[:SPLIT]", help="count the problems that this training set also has")
     add("--output", help="a .json file or folder (default: evaluations)")
     add("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare two results files; other options are ignored")
@@ -80,23 +76,17 @@ def run(args: Namespace) -> Answer | int:
     for name in ("model", "adapter") if args.run else ("checkpoint",):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")
-    if args.probe and not args.run:
-        raise UserError("--probe compares a base with its trained model: give --run")
     if args.model is None and not args.run:
         raise UserError("--model is missing: give a model and data, or two results files with --compare")
     if args.n is not None and args.n < 1:
         raise ConfigError("n", args.n, "is not a number of problems", "give 1 or more, or leave it out for all")
     try:
-        sides, probes = evaluations(args)
+        sides = evaluations(args)
     except KeyboardInterrupt:
         print("interrupted: the same command resumes it", file=sys.stderr)
         # The exit code of a shell for a program that SIGINT ended: 128 + 2.
         return 130
-    content, text = answer(sides, probes)
-    if probes and (Path(args.run) / "report.html").exists():
-        from grpo_math.report.page import report  # which draws with matplotlib
-
-        text += f"\nreport    {report(args.run).html}"
+    content, text = answer(sides)
     return Answer(content, text)
 
 
@@ -144,21 +134,18 @@ def requested(args: Namespace) -> Requested:
     return Requested(run, args.split, problems)
 
 
-def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict[str, Probe]]:
-    """Evaluate what the options ask for, and return the evaluations, and the probe of each data set.
+def evaluations(args: Namespace) -> dict[str, dict[str, Evaluation]]:
+    """Evaluate what the options ask for. Return the evaluations of each side by data set.
 
     Bad input is reported before torch is imported.
     """
     run, split, problems = requested(args)
-    plans = {name: _probe_rows(args, rows) for name, (rows, *_) in problems.items()} if args.probe else {}
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.engines import Backend, Model
     from grpo_math.evaluation.evaluator import evaluate_engine
-    from grpo_math.evaluation.probe import parts, write_probe
 
     backend = Backend(args.backend, args.server)
     sides: dict[str, dict[str, Evaluation]] = {side: {} for side in run.models}
-    measured: dict[str, dict[str, Any]] = {name: {} for name in plans}
     for side, (model, adapter) in run.models.items():
         # A side's model is loaded once for all sets, and freed before the next side needs the GPU.
         with Model(model, adapter, backend, request=run.request) as engine:
@@ -167,24 +154,17 @@ def evaluations(args: Namespace) -> tuple[dict[str, dict[str, Evaluation]], dict
                 # The files of a run have the same names for each set, so that each set needs its own folder.
                 of_set = name if split in SAME else f"{name}_{split}"
                 output = run.folder.joinpath(*([folder_name(of_set), f"{side}.json"] if side else []))
-                how: dict[str, Any] = {"extra_settings": {"data": name, "split": split}, "output": output}
-                how |= {"grade_timeout": run.grade_timeout}
-                sides[side][name] = evaluate_engine(engine, rows, sampling, run.request, contamination=overlap, **how)
-                if args.probe:
-                    above_zero = temperature or meaning.TEMPERATURE
-                    drawn = replace(sampling, samples=args.probe_samples, temperature=above_zero)
-                    measured[name][side] = parts(engine, rows, plans[name], drawn, run.request, **how)
-    return sides, {name: write_probe(name, of_sides) for name, of_sides in measured.items()}
-
-
-def _probe_rows(args: Namespace, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rows of the probe for memory: of these problems, and of problems that nobody can know."""
-    memory = meaning.beginnings(rows)
-    unknown = load_problems(args.control, skip_bad_rows=True) if args.control else generated.stories(len(memory))
-    control = meaning.beginnings(unknown)
-    if memory and not control:
-        raise ConfigError("control", args.control, "has no problem of 30 words or more", "name longer problems")
-    return {"memory": memory, "control": control[: len(memory)]}
+                sides[side][name] = evaluate_engine(
+                    engine,
+                    rows,
+                    sampling,
+                    run.request,
+                    extra_settings={"data": name, "split": split},
+                    output=output,
+                    grade_timeout=run.grade_timeout,
+                    contamination=overlap,
+                )
+    return sides
 
 
 def _problems(args: Namespace, name: str, run: from_run.RunModels) -> tuple[Any, ...]:
@@ -206,8 +186,8 @@ def _problems(args: Namespace, name: str, run: from_run.RunModels) -> tuple[Any,
     return rows, samples, temperature, overlap
 
 
-def answer(sides: Sides, probes: Mapping[str, Probe]) -> tuple[dict[str, Any], str]:
-    """Return the JSON object and the text. The tables of a run are those of the comparison. ``probes``: by data set."""
+def answer(sides: Sides) -> tuple[dict[str, Any], str]:
+    """Return the JSON object and the text. The tables of a run are those of the comparison."""
     first = next(iter(sides.values()))
     shown = {
         side: _first({name: one.to_dict(records=False) for name, one in of_side.items()})
@@ -222,19 +202,14 @@ def answer(sides: Sides, probes: Mapping[str, Probe]) -> tuple[dict[str, Any], s
         return {"sets": shown[""]} if several else shown[""], "\n".join([table, *lines])
     trained = sides["trained"]
     compared = {name: compare(base, trained[name]) for name, base in first.items()}
-    table = tables.comparisons_table(compared) if several else tables.comparison_table(_first(compared))
-    for name, probe in probes.items():
-        of_set = [name] if several else []
-        lines = [*of_set, *printed(meaning.meaning(trained[name].data, compared[name], probe)), *lines]
-        lines += [finding.line() for finding in probe.findings]
-    more = {"probe": _first({name: probe.to_dict() for name, probe in probes.items()})} if probes else {}
+    if several:
+        table = tables.comparisons_table(compared)
+    else:
+        (one,) = compared.values()
+        table = tables.comparison_table(one)
+        lines = [*(f"skill or form: {sentence}" for sentence in tables.skill_or_form(one)), *lines]
     comparison = _first({name: one.to_dict() for name, one in compared.items()})
-    return {**shown, "comparison": comparison, **more}, "\n".join([table, *lines])
-
-
-def printed(lines: Sequence[meaning.Line]) -> list[str]:
-    """Return the lines of `meaning` for a terminal."""
-    return [f"{line.title}: {line.text}" + (f" ({line.command})" if line.command else "") for line in lines]
+    return {**shown, "comparison": comparison}, "\n".join([table, *lines])
 
 
 def _first(values: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """An engine answers problems, and each answer is graded: the one way in which this package evaluates.
 
-The command, the probe, a training (before, after and in between) and `grpo_math.evaluate` call `evaluate_engine`.
+The command, a training (before, after and in between) and `grpo_math.evaluate` call `evaluate_engine`.
 
 ``accuracy`` is the share of right answers in any form, as in training; ``accuracy_in_format`` is the share of answers
 that are right and in the requested format. Each batch is graded and stored at once, so that an interrupted evaluation
@@ -29,8 +29,6 @@ from grpo_math.rewards.inputs import row_format
 from grpo_math.run.bar import Bar
 from grpo_math.system.machine import versions
 
-Grader = Callable[[Sequence[Row], Sequence[Completion]], list[Grade]]
-
 
 def evaluate_engine(
     engine: Model,
@@ -41,7 +39,6 @@ def evaluate_engine(
     extra_settings: Mapping[str, Any] | None = None,
     output: str | Path | None = None,
     grade_timeout: float | None = None,
-    grades: Grader | None = None,
     contamination: Mapping[str, Any] | None = None,
     progress: bool = True,
 ) -> Evaluation:
@@ -53,7 +50,7 @@ def evaluate_engine(
     evaluation of a model in memory starts again, because the model has no name to compare.
 
     ``extra_settings`` are stored, too. ``contamination``: what `contamination.overlap` returns. ``grade_timeout`` None:
-    the time limit of the grader. ``grades`` replaces the grader. ``progress``: show a bar.
+    the time limit of the grader. ``progress``: show a bar.
     """
     started = time.perf_counter()
     request = replace(request, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
@@ -66,7 +63,7 @@ def evaluate_engine(
     # The stored answers of a model in memory, which has no name, may be of other weights.
     journal = journal_file(file) if file and engine.named else None
     known = known_records(file, settings) if file and engine.named else []
-    grade = grades or partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
+    grade = partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
     answer = partial(_answer, engine, sampling, request, grade, known, journal, progress)
     # Each rank has a clock. The ranks agree on the seconds of the slowest.
     parts = engine.gather_from_ranks(
@@ -122,7 +119,7 @@ def _answer(
     engine: Model,
     sampling: Sampling,
     request: Request,
-    grade: Grader,
+    grade: Callable[[Sequence[Row], Sequence[Completion]], list[Grade]],
     known: Sequence[Record],
     journal: Path | None,
     progress: bool,

@@ -7,11 +7,15 @@ seeded: the same arguments give the same results on every platform.
 import math
 from collections import Counter
 from collections.abc import Sequence
-from statistics import NormalDist, fmean, variance
+from statistics import NormalDist, fmean, stdev, variance
 from typing import NamedTuple
 
 TAIL = 0.025  # probability outside each end of a 95% interval
 Z2 = NormalDist().inv_cdf(1 - TAIL) ** 2
+
+
+# The 97.5% quantiles of Student's t with 1, 2, ... degrees of freedom. With more of them the last is an upper bound.
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 class PairedDifference(NamedTuple):
@@ -27,6 +31,25 @@ class PairedDifference(NamedTuple):
     @property
     def ci95(self) -> list[float]:
         return [self.lo, self.hi]
+
+
+class SeedsDifference(NamedTuple):
+    """The mean difference of runs that differ in the seed alone, with Student's 95% t interval over ``n`` seeds."""
+
+    n: int
+    difference: float
+    ci95: Sequence[float]
+
+
+def over_seeds(differences: Sequence[float]) -> SeedsDifference:
+    """Return the mean difference of runs that differ in the seed alone.
+
+    >>> over_seeds([0.1, 0.2, 0.3]).ci95  # 0.2 +- 4.303 * 0.1 / sqrt(3)
+    [-0.0484..., 0.4484...]
+    """
+    n, mean = len(differences), fmean(differences)
+    half = T_QUANTILES[min(n, 10) - 2] * stdev(differences) / math.sqrt(n)
+    return SeedsDifference(n, mean, [mean - half, mean + half])
 
 
 def wilson(successes: float, n: float) -> tuple[float, float]:

@@ -5,13 +5,12 @@ from statistics import fmean
 
 from grpo_math.errors import escaped
 from grpo_math.evaluation.evaluation import Evaluation
-from grpo_math.evaluation.paired import Comparison
-from grpo_math.evaluation.probe_results import EqualTokens, Seeds
-from grpo_math.evaluation.stats import PairedDifference
+from grpo_math.evaluation.paired import Comparison, by_problem
+from grpo_math.evaluation.stats import PairedDifference, SeedsDifference, paired_bootstrap
 from grpo_math.evaluation.summary import Share
 from grpo_math.run.metrics import CATEGORIES
 
-Difference = PairedDifference | EqualTokens | Seeds
+Difference = PairedDifference | SeedsDifference
 
 
 def metrics_table(evaluation: Evaluation) -> str:
@@ -123,6 +122,28 @@ def moved(comparison: Comparison) -> str:
     words = "are correct more often, {} less often" if several else "went from wrong to correct, {} back"
     test = f"{'sign test' if several else 'McNemar'}: p = {comparison.p:.2g}"
     return f"{changed.n} problems: {changed.gained} {words.format(changed.lost)} ({test})"
+
+
+def skill_or_form(comparison: Comparison) -> list[str]:
+    """Return a sentence: how much of the difference in format is skill, and how much is form. Return no sentence if the
+    prompt asks for no format."""
+    before, after, skill = comparison.before, comparison.after, comparison.accuracy
+    if not (before.asks_for_format and after.asks_for_format):
+        return []
+    # Right or wrong: a run that is rewarded for the form alone writes it around wrong answers, too.
+    kept, now_kept = (
+        [fmean(bool(record.in_format) for record in pair[side]) for pair in by_problem(before, after)]
+        for side in (0, 1)
+    )
+    is_form = skill.lo <= 0 < paired_bootstrap(kept, now_kept).lo
+    in_format = comparison.in_format.difference
+    return [
+        f"{'the run has learned the form, and no skill that shows: ' if is_form else ''}"
+        f"in the format {100 * in_format:+.1f} points: {points(skill)} from answers that were wrong in any form "
+        f"(skill), and {100 * (in_format - skill.difference):+.1f} points from answers that were right in another "
+        f"form (form); {fmean(kept):.1%} of all answers kept the format before and {fmean(now_kept):.1%} after, and "
+        f"the length limit cut {cut_share(before):.1%} and {cut_share(after):.1%}"
+    ]
 
 
 def in_points(difference: Difference) -> list[str]:

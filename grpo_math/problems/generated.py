@@ -75,48 +75,6 @@ def problems(level: str, split: str) -> list[dict[str, Any]]:
     return rows
 
 
-# Names and things in `stories`.
-_NAMES = (
-    "Ada",
-    "Bo",
-    "Cleo",
-    "Dev",
-    "Edo",
-    "Fay",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "June",
-    "Kim",
-    "Lev",
-    "Mona",
-    "Nils",
-    "Olga",
-    "Pia",
-)
-_THINGS = ("apples", "books", "cards", "coins", "cups", "hats", "keys", "lamps", "maps", "nuts", "pens", "plums")
-
-
-def stories(n: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return ``n`` texts about random names and numbers, as long as word problems. Nobody can know how they end.
-
-    >>> stories(1)[0]["problem"][:64]
-    'Cleo buys 56 apples for 36 dollars and gives 13 of them to Gus. '
-    """
-    rows = []
-    for i in range(n):
-        sentences = []
-        for j in range(4):
-            draw = list(_digest(f"story {seed} {i} {j}"))
-            names, thing = [_NAMES[x % len(_NAMES)] for x in draw[:2]], _THINGS[draw[2] % len(_THINGS)]
-            bought, price, given = (10 + x % 90 for x in draw[3:6])
-            sentences.append(
-                f"{names[0]} buys {bought} {thing} for {price} dollars and gives {given} of them to {names[1]}."
-            )
-        rows.append({"id": f"story/{i}", "problem": " ".join(sentences)})
-    return rows
-
-
 def _shuffled(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: _digest(f"{key} {row['id']}"))
 

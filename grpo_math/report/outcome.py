@@ -1,12 +1,12 @@
-"""The outcome of a run: before and after compared, the findings, the meaning, the other data sets."""
+"""The outcome of a run: before and after compared, the findings, the other data sets."""
 
 from dataclasses import dataclass
 
 from grpo_math.checks.diagnosis import diagnose
 from grpo_math.errors import Finding
 from grpo_math.evaluation.evaluation import Evaluation, ResultsError
-from grpo_math.evaluation.meaning import Line, meaning
 from grpo_math.evaluation.paired import Comparison, compare
+from grpo_math.evaluation.tables import skill_or_form
 from grpo_math.report.run_dir import History, RunDir
 from grpo_math.run import metrics
 
@@ -15,14 +15,14 @@ from grpo_math.run import metrics
 class Outcome:
     """The conclusions from the files of a run. ``history`` has the evaluations as its first and last lines.
 
-    ``meaning`` are the lines of "What this number means", if there is a number. ``sets`` has the evaluations of each
+    ``skill_or_form`` is a sentence about the comparison, if there is one. ``sets`` has the evaluations of each
     data set with their comparison, if the run was evaluated on several.
     """
 
     comparison: Comparison | None
     history: History
     findings: list[Finding]
-    meaning: list[Line]
+    skill_or_form: list[str]
     sets: list[tuple[Evaluation | None, Evaluation | None, Comparison | None]]
 
 
@@ -41,8 +41,8 @@ def outcome(run: RunDir) -> Outcome:
     return Outcome(
         comparison,
         history,
-        findings=[*(run.probe.findings if run.probe else []), *diagnose(history, run.config, checkpoints)],
-        meaning=meaning(run.after.data, comparison, run.probe, run.seeds) if run.after else [],
+        findings=diagnose(history, run.config, checkpoints),
+        skill_or_form=skill_or_form(comparison) if comparison else [],
         sets=[
             (before, after, _compared(run, before, after, f"base and trained model on {after and after.data}"))
             for before, after in run.sets

@@ -9,7 +9,6 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.evaluation import Evaluation, read
-from grpo_math.evaluation.probe_results import PROBE, SEEDS_FILE, Probe, Seeds, read_probe, read_seeds
 from grpo_math.run import lock, speed_ups
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
@@ -35,8 +34,6 @@ class RunDir:
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     sets: list[Pair] = field(default_factory=list)  # a pair for each data set; `before` and `after` come first
-    probe: Probe | None = None  # of `evaluate --run --probe`
-    seeds: Seeds | None = None  # of `report` on runs with other seeds
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished
@@ -89,10 +86,6 @@ def read_run(run_dir: str | Path) -> RunDir:
     if (reasons := folder / speed_ups.FILE).exists():
         run.switched_off = read_json(reasons)["switched_off"]
     _read_evaluations(run)
-    for file in sorted(folder.glob(f"evaluation/**/{PROBE}")):
-        run.probe = read_probe(file)
-    if (seeds := folder / "evaluation" / SEEDS_FILE).exists():
-        run.seeds = read_seeds(seeds)
     _read_completions(run)
     if not (run.config or run.history or run.sides or run.completions):
         reason = "contains no config.yaml, history.jsonl, before.json or after.json"

@@ -10,8 +10,7 @@ from typing import Any
 from grpo_math.errors import escaped
 from grpo_math.evaluation.evaluation import Evaluation, ResultsError
 from grpo_math.evaluation.paired import compare
-from grpo_math.evaluation.probe_results import Seeds, over_seeds, write_seeds
-from grpo_math.evaluation.stats import PairedDifference
+from grpo_math.evaluation.stats import PairedDifference, SeedsDifference, over_seeds
 from grpo_math.evaluation.tables import aligned, points
 from grpo_math.report.outcome import Outcome, outcome
 from grpo_math.report.page import NO_SETTINGS
@@ -53,18 +52,14 @@ def _cells(run: RunDir, of_run: Outcome, against: PairedDifference | None) -> li
     ]
 
 
-def _seeds(runs: Sequence[RunDir], outcomes: Sequence[Outcome], settings: Mapping[str, Any]) -> Seeds | None:
-    """Return the mean difference over runs that differ in the seed alone, and write it for the report of each; else
-    None."""
+def _seeds(runs: Sequence[RunDir], outcomes: Sequence[Outcome], settings: Mapping[str, Any]) -> SeedsDifference | None:
+    """Return the mean difference over runs that differ in the seed alone, else None."""
     differences = [of_run.comparison.accuracy.difference for of_run in outcomes if of_run.comparison]
     seeds = {str(run.config.get("seed")) for run in runs}
     # Two runs of one seed are one run.
     if not settings.keys() <= {"seed", "data_seed"} or not len(seeds) == len(differences) == len(runs):
         return None
-    result = over_seeds(differences)
-    for run in runs:
-        write_seeds(result, run.after.problems_hash if run.after else None, run.directory / "evaluation")
-    return result
+    return over_seeds(differences)
 
 
 def _against(run: RunDir, first: RunDir) -> PairedDifference | None:

@@ -2,24 +2,16 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from small_model import END
 from small_runs import write_adapter_run
 
 from grpo_math.cli import main
 from grpo_math.evaluation import engines, evaluator
-from grpo_math.evaluation.meaning import beginnings
-from grpo_math.evaluation.stats import wilson
-from grpo_math.generation.completions import read_off
 from grpo_math.generation.request import DEFAULT_REQUEST
 from grpo_math.problems.datasets import load_problems
-from grpo_math.problems.generated import stories
-from grpo_math.problems.sources import folder_name
-from grpo_math.report.outcome import outcome
 from grpo_math.report.page import report
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.resume import problem_hashes, write_problems
@@ -68,116 +60,6 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
     }
     assert answer["comparison"]["n"] == 4
     assert [side.path for side in read_run(trained).sides.values()] == [str(file) for file in files]
-
-
-TWENTY = [{**row, "problem": f"{row['problem']} How many plums has Ada?", "answer": "7"} for row in stories(20, seed=5)]
-
-
-@pytest.fixture
-def probed(trained, monkeypatch, tmp_path):
-    """Base and trained model that answer by the number of the problem and the sample. The base knows six by heart."""
-    file = tmp_path / "twenty.jsonl"
-    file.write_text("".join(json.dumps({k: row[k] for k in ("problem", "answer")}) + "\n" for row in TWENTY))
-    texts = {row["problem"][:60]: number for number, row in enumerate(TWENTY)}
-    ends = {row["problem"]: row["answer"] for row in beginnings(TWENTY)}
-    asked, sampled = [], Counter()
-
-    def generator(model, request):
-        def answer(prompt):
-            text = model.tokenizer.decode(prompt, skip_special_tokens=True)
-            number = next((n for beginning, n in texts.items() if beginning in text), None)
-            if text in ends or number is None:
-                return f"{ends[text].upper()} And" if number in range(6) and not model.adapter else "Bo buys"
-            if request.temperature == 0:
-                return "#### 7" if model.adapter else "8"
-            sampled[number, model.adapter] += 1
-            count = sampled[number, model.adapter] % 8
-            # The base: right in every fourth sample. The trained model: in more tokens, right in all of 15 problems.
-            right = number < 15 if model.adapter else count % 4 == 0
-            return ("so it is that " if model.adapter else "") + ("#### 7" if right else f"#### {count}0")
-
-        def generate(prompts, seed):
-            asked.append(len(prompts))
-            if len(asked) == stop.get("after"):
-                raise KeyboardInterrupt
-            ids = [model.tokenizer.encode(answer(prompt) + END) for prompt in prompts]
-            return [read_off(model.tokenizer, row, [row[-1]]) for row in ids]
-
-        return generate
-
-    monkeypatch.setattr(engines.Model, "generator", generator)
-    stop = {}
-    words = ["evaluate", "--run", str(trained), "--data", str(file), "--probe", "--batch_size", "20"]
-    return words, trained / "evaluation" / folder_name(str(file)) / "trained.probe.json", stop, asked
-
-
-def test_a_probe_counts_what_can_be_counted_by_hand_and_goes_on_after_it_was_killed(probed, capsys, trained):
-    words, file, stop, asked = probed
-    assert main([*words, "--json"]) == 0
-    probe = json.loads(capsys.readouterr().out)["probe"]
-    assert probe == json.loads(file.read_text())
-    budget, memory = probe["budget"], probe["memory"]
-    shares = {k: (each["pass@k"]["base"], each["pass@k"]["trained"]) for k, each in budget["k"].items()}
-    # 2 of 8 samples are right: 1 - C(6, k) / C(8, k).
-    chances = {"1": 1 / 4, "2": 1 - 15 / 28, "4": 1 - 15 / 70, "8": 1}
-    assert shares == {k: (pytest.approx(chance), 0.75) for k, chance in chances.items()}
-    # Two of eight agree, and all others differ.
-    assert budget["k"]["8"]["maj@k"]["base"] == 1.0
-    base, better = (json.loads(file.with_name(f"{side}.samples.json").read_text()) for side in ("base", "trained"))
-    tokens = [sum(row["tokens"] for row in results["rows"]) / 160 for results in (base, better)]
-    equal = budget["equal_tokens"]
-    assert equal["k"] == int(tokens[1] / tokens[0]) == 2
-    assert (equal["base_tokens"], equal["trained_tokens"]) == (2 * tokens[0], tokens[1])
-    # Of two samples, C(2, 2) + half of 2 * 6 of 28 pairs vote for 7.
-    assert equal["base"] == pytest.approx(7 / 28)
-    assert equal["trained"] == 0.75
-    assert [memory[part][side]["share"] for part in ("problems", "control") for side in ("base", "trained")] == [
-        0.3,
-        0,
-        0,
-        0,
-    ]
-    assert memory["problems"]["base"]["ci95"] == list(wilson(6, 20))
-    assert memory["finding"].startswith("the base model continues 30.0% of 20 problems word by word")
-    assert outcome(read_run(trained)).findings[0].check == "known_by_heart"
-
-    for results_file in file.parent.iterdir():
-        results_file.unlink()
-    stop["after"] = len(asked) + 7
-    assert main(words) == 130
-    assert capsys.readouterr().err.splitlines()[-1] == "interrupted: the same command resumes it"
-    assert not file.exists()
-    before = len(asked)
-    assert main(words) == 0
-    text = capsys.readouterr().out
-    assert "Known by heart: the base continues 30.0% of 20 problems" in text
-    assert "warning: the base model continues 30.0%" in text
-    assert not (trained / "report.html").exists()
-    assert json.loads(file.read_text()) == probe
-    assert len(asked) - before == 22 - 6
-
-
-def test_a_probe_needs_a_run_and_a_control_of_long_problems(probed, tmp_path, capsys):
-    words, *_ = probed
-    (tmp_path / "short.jsonl").write_text('{"problem": "1 + 1?", "answer": "2"}\n')
-    assert main([*words, "--control", str(tmp_path / "short.jsonl")]) == 2
-    assert "has no problem of 30 words or more" in capsys.readouterr().err
-    assert main(["evaluate", "--model", "embedded", "--data", "gsm8k", "--probe"]) == 2
-    assert "--probe compares a base with its trained model: give --run" in capsys.readouterr().err
-
-
-def test_problems_that_are_too_short_are_not_measured(trained, script, capsys):
-    script({"What is": ["#### 1"]})
-    assert main(["evaluate", "--run", str(trained), *ASKED, "--probe", "--probe_samples", "2"]) == 0
-    assert "Known by heart: not measured: the problems are too short\n" in capsys.readouterr().out
-    html = trained / "report.html"
-    html.write_text("old")
-    assert main(["evaluate", "--run", str(trained), *ASKED, "--probe", "--probe_samples", "2"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"report    {html}"
-    assert "not measured: the problems are too short" in html.read_text()
-    assert [line.title for line in outcome(read_run(trained)).meaning] == [
-        *("Skill or form", "Same token budget", "Known by heart", "Other seeds")
-    ]
 
 
 def test_a_run_alone_is_evaluated_on_the_problems_that_its_training_evaluates(trained, script, capsys):

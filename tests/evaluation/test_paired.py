@@ -12,7 +12,7 @@ from grpo_math.evaluation.evaluation import Evaluation, ResultsError, read, writ
 from grpo_math.evaluation.paired import compare
 from grpo_math.evaluation.stats import paired_bootstrap
 from grpo_math.evaluation.summary import Record, summarize
-from grpo_math.evaluation.tables import comparison_table, moved
+from grpo_math.evaluation.tables import comparison_table, moved, skill_or_form
 from grpo_math.grading import GRADER
 
 
@@ -150,3 +150,28 @@ def test_several_samples_are_paired_by_problem():
     [first, _], [lost] = comparison.improvements, comparison.regressions
     assert (first.id, first.before, first.after) == ("p0", "#### 0", "#### 1"), "a wrong one, a right one"
     assert (lost.id, lost.before, lost.after) == ("p1", "#### 2", "#### 0")
+
+
+@pytest.mark.parametrize(("after", "form"), [(("y", "y", "y", "y") * 5, False), (("y", "n", "n", "n") * 5, True)])
+def test_a_difference_in_format_is_skill_or_form(after, form):
+    """Twenty problems, five of them right in another format at first."""
+
+    def kept(evaluation, in_format):
+        """As many answers are in the format as ``in_format`` says, and every other one is cut."""
+        records = [
+            replace(record, in_format=in_format, truncated=in_format and number % 2 == 0)
+            for number, record in enumerate(evaluation.records)
+        ]
+        return replace(evaluation, records=records)
+
+    before, after = kept(evaluation(*("f", "n", "n", "n") * 5), False), kept(evaluation(*after), True)
+    (sentence,) = skill_or_form(compare(before, after))
+    learned = "the run has learned the form, and no skill that shows: "
+    assert sentence.startswith(learned) == form
+    points = "+25.0 points: +0.0 points [" if form else "+100.0 points: +75.0 points ["
+    assert sentence.removeprefix(learned).startswith(f"in the format {points}")
+    assert sentence.partition("(skill), and ")[2] == (
+        "+25.0 points from answers that were right in another form (form); 0.0% of all answers kept the format before "
+        "and 100.0% after, and the length limit cut 0.0% and 50.0%"
+    )
+    assert skill_or_form(compare(before, replace(after, first_prompt="1 + 1?"))) == []

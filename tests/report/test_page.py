@@ -50,6 +50,8 @@ def test_the_page_says_by_how_much_and_how_sure_and_shows_the_settings_without_c
     assert figures(result) == [
         *("36.7%", "74.2%", "+37.5", "95%", "+30.5", "+44.5", "256", "110", "14", "0.0001"),
         *("33.6%", "68.0%", "+34.4", "+27.3", "+41.4"),
+        # Skill, form, the format kept and the length limit.
+        *("+34.4", "+37.5", "+30.5", "+44.5", "3.1", "68.0%", "83.6%", "12.1%", "3.9%"),
     ]
     for fact in (
         "org/SmolLM2-135M-Instruct",
