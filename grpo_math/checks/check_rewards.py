@@ -27,7 +27,7 @@ from grpo_math.rewards import load_reward
 from grpo_math.rewards.functions import SHIPPED
 from grpo_math.rewards.guard import guarded
 from grpo_math.rewards.inputs import GRADE, GRADE_TIMEOUT, GROUPS, MAX_LENGTH, grouped, is_right
-from grpo_math.settings.batch import plan
+from grpo_math.settings.batch import resolve_batch
 from grpo_math.system.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
@@ -102,7 +102,7 @@ def contradictions(rows: Iterable[Mapping[str, Any]], most: int | None = None) -
 
 def batch(setup: Setup) -> Iterator[Finding]:
     """Prompts x completions come out even over processes and steps, and there are problems for a step."""
-    size = plan(setup.settings, setup.processes)
+    size = resolve_batch(setup.settings, setup.processes)
     yield Finding("info", size.line("process"))
     size.refuse_few(len(setup.problems.rows), "dataset", setup.settings.dataset)
     s, surrogate = setup.settings, setup.settings.effective_surrogate

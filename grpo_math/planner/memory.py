@@ -33,7 +33,8 @@ PROCESS = 2 * GB  # main memory of a process: Python, torch and transformers
 
 Terms = dict[str, int]  # bytes by name, as printed with spaces
 # Terms outside torch's allocator.
-OUTSIDE = ("CUDA_context", "gradient_buckets_and_NCCL", "vLLM_weights", "vLLM_KV_cache", "vLLM_overhead")
+BUCKETS, GATHERED = "gradient_buckets_and_NCCL", "weights_gathered_by_ZeRO-3"
+OUTSIDE = ("CUDA_context", BUCKETS, "vLLM_weights", "vLLM_KV_cache", "vLLM_overhead")
 
 
 class Precision(NamedTuple):
@@ -181,12 +182,23 @@ def resident_memory(
         if zero.offloads_optimizer:
             main["optimizer_state"] = n * (always.pop("optimizer_state") + 4 * share)
         # DeepSpeed fills one bucket while another is on its way.
-        backward["gradient_buckets_and_NCCL"] = zero.bucket * element * (2 if zero.overlaps else 1)
+        backward[BUCKETS] = zero.bucket * element * (2 if zero.overlaps else 1)
     else:
         always["optimizer_state"] = optimizer_bytes(trained, settings.optim, element)
         # accelerate leaves gradient_as_bucket_view off, so DDP's buckets are a second copy of the gradients.
-        always["gradient_buckets_and_NCCL"] = trained * element if n > 1 else 0
+        always[BUCKETS] = trained * element if n > 1 else 0
     return always, backward, main
+
+
+class Generator(NamedTuple):
+    """The terms of what generates on a policy GPU: during an update, during generation, and in main memory.
+
+    A term that the policy has, too, replaces the policy's.
+    """
+
+    training: Terms
+    generation: Terms
+    main: Terms
 
 
 def phases(
@@ -200,44 +212,52 @@ def phases(
     always, backward, main = resident_memory(shape, settings, zero, precise, batch.processes, machine.teacher)
     if settings.activation_offloading:
         main["activations"] = batch.processes * shape.layers * work.sizes[1] * shape.hidden * precise.stream
-    training = {**always, **backward, **update(shape, settings, precise, work)}
-    generation = {**always}
     if zero.stage == 3:
         # The default of DeepSpeed's stage3_max_live_parameters.
-        training["weights_gathered_by_ZeRO-3"] = min(shape.total, 1_000_000_000) * precise.stream
-        # ds3_gather_for_generation is on by default: TRL gathers the whole model on each process.
-        generation["weights_gathered_by_ZeRO-3"] = shape.total * precise.stream if generates == "transformers" else 0
+        backward[GATHERED] = min(shape.total, 1_000_000_000) * precise.stream
+    updating = {**always, **backward, **update(shape, settings, precise, work)}
+
+    generator = Generator({}, {}, {})  # on GPUs of its own
     if generates == "transformers":
-        generation |= transformers_generation(machine, settings, precise, batch)
+        generator = transformers_generation(machine, settings, zero, precise, batch)
     elif generates == "colocate":
-        share = int(machine.gpu_bytes * settings.vllm_gpu_memory_utilization)
-        engine = vllm(shape, settings, share, machine.prompt, precise.stream if settings.vllm_share_weights else 2)
-        asleep = settings.vllm_enable_sleep_mode
-        generation |= engine
-        training |= {} if asleep else engine
-        if settings.vllm_share_weights:
-            # The one copy of the base is in vLLM's share. A sleeping engine gives back the rest of the share.
-            del generation["base_weights"]
-            if asleep:
-                training["base_weights"] = engine["vLLM_weights"]
-            else:
-                del training["base_weights"]
-        # An engine that gets adapters sleeps at level 1, which moves its weights to main memory.
-        elif asleep and settings.sends_adapter:
-            main["vLLM_weights"] = batch.processes * engine["vLLM_weights"]
-    by_phase = {"training": training, "generation": generation}
+        generator = colocated_vllm(machine, settings, precise, batch)
+    main |= generator.main
+
+    by_phase = {"training": updating | generator.training, "generation": always | generator.generation}
     for phase, terms in by_phase.items():
         if settings.use_cpu:  # each process has a copy in the same memory
             copies = {term: size * batch.processes for term, size in terms.items()}
             by_phase[phase] = {**copies, "processes": main["processes"]}
-            continue
-        allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
-        terms["fragmentation"] = int(FRAGMENTATION[generates] * allocated)
-        terms["CUDA_context"] = CONTEXT
-        terms["gradient_buckets_and_NCCL"] = terms.get("gradient_buckets_and_NCCL", 0) + (
-            COMMUNICATION if batch.processes > 1 else 0
-        )
+        else:
+            by_phase[phase] = terms | gpu_overhead(terms, generates, batch.processes)
     return {phase: {term: size for term, size in terms.items() if size} for phase, terms in by_phase.items()}, main
+
+
+def gpu_overhead(terms: Terms, generates: str, processes: int) -> Terms:
+    """Return the terms of a GPU that nobody asks for: fragmentation, the CUDA context, the buffers of NCCL."""
+    allocated = sum(size for term, size in terms.items() if term not in OUTSIDE)
+    return {
+        "fragmentation": int(FRAGMENTATION[generates] * allocated),
+        "CUDA_context": CONTEXT,
+        BUCKETS: terms.get(BUCKETS, 0) + (COMMUNICATION if processes > 1 else 0),
+    }
+
+
+def colocated_vllm(machine: Machine, settings: RunSettings, precise: Precision, batch: Batch) -> Generator:
+    """Return the terms of a vLLM engine on the GPU of the policy, which may sleep during an update."""
+    share = int(machine.gpu_bytes * settings.vllm_gpu_memory_utilization)
+    element = precise.stream if settings.vllm_share_weights else 2
+    engine = vllm(machine.shape, settings, share, machine.prompt, element)
+    asleep = settings.vllm_enable_sleep_mode
+    if settings.vllm_share_weights:
+        # The one copy of the base is in vLLM's share. A sleeping engine gives back the rest of the share.
+        in_share = {**engine, "base_weights": 0}
+        return Generator({"base_weights": engine["vLLM_weights"]} if asleep else in_share, in_share, {})
+    # An engine that gets adapters sleeps at level 1, which moves its weights to main memory.
+    is_moved = asleep and settings.sends_adapter
+    main = {"vLLM_weights": batch.processes * engine["vLLM_weights"]} if is_moved else {}
+    return Generator({} if asleep else engine, engine, main)
 
 
 def update(shape: Shape, settings: RunSettings, precise: Precision, work: Work) -> Terms:
@@ -275,7 +295,9 @@ def update(shape: Shape, settings: RunSettings, precise: Precision, work: Work) 
     )
 
 
-def transformers_generation(machine: Machine, settings: RunSettings, precise: Precision, batch: Batch) -> Terms:
+def transformers_generation(
+    machine: Machine, settings: RunSettings, zero: Zero, precise: Precision, batch: Batch
+) -> Generator:
     """Return the terms of `generate` for a process's whole rollout at its peak, in the prefill or at the end.
 
     The prefill contains each prompt once. It contains each row if decoding.py leaves generation to transformers: with a
@@ -294,11 +316,14 @@ def transformers_generation(machine: Machine, settings: RunSettings, precise: Pr
     entered = prompts * constant + tokens * token
     lines = shape.measured(measurement_settings(shape, settings, precise, tiles(shape, settings, tokens)))["prefill"]
     sampling = max(at(line, (1, tokens, tokens * width)) for line in lines)
-    return max(
+    peak = max(
         {"KV_cache": entered, "prefill_and_sampling": sampling + dequantised(shape, settings, precise.stream)},
         {"KV_cache": cache + cache // shape.layers, "prefill_and_sampling": rows * shape.vocab * 20},
         key=total,
     )
+    # ds3_gather_for_generation is on by default: TRL gathers the whole model on each process.
+    gathered = {GATHERED: shape.total * precise.stream} if zero.stage == 3 else {}
+    return Generator({}, gathered | peak, {})
 
 
 def vllm(shape: Shape, settings: RunSettings, share: int, prompt: int, element: int = 2) -> Terms:

@@ -46,7 +46,7 @@ class MemoryPlan:
             raise NotPlanned("max_completion_length", length, reason, f"use less than {shape.packed - machine.prompt}")
         sizes = partial(devices.tensor_parallel, machine, settings, machine.gpus - 1)
         self.layout = devices.assign_gpus(settings, machine.gpus, sizes, partial(batch.divides, settings))
-        self.batch = batch.plan(settings, self.layout.policy)
+        self.batch = batch.resolve_batch(settings, self.layout.policy)
         work = largest(machine, settings, self.batch, zero.stage)
         self.precise = memory.precision(settings, zero, config)
         self.phases, self.main = memory.phases(

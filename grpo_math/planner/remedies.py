@@ -200,46 +200,76 @@ def suggest(plan: MemoryPlan, configs: Configs) -> Json:
     return {"suggestions": suggestions, "best": {**best.answer(), CONFIG: config or None}, "lacking": []}
 
 
-def climb(plan: MemoryPlan, configs: Configs) -> tuple[Changes, MemoryPlan]:
-    """Return the cheapest changes that make a plan fit, and the plan with them. If nothing fits, return the nearest.
+class Reached(NamedTuple):
+    """Changes of a recipe, and the plan with them."""
 
-    A start is an accelerate config and what generates, those of the recipe first. Up: each remedy gets its strongest
-    value that brings the plan no further from fitting. Down: each remedy, the dearest first, is left out or gets the
-    mildest value that still fits. The training itself changes only if nothing else fits.
+    changes: Changes
+    plan: MemoryPlan
+
+
+Tune = Callable[[Changes], MemoryPlan | None]
+
+
+def climb(plan: MemoryPlan, configs: Configs) -> Reached:
+    """Return the cheapest changes that make a plan fit. If nothing fits, return the nearest plan.
+
+    A start is an accelerate config and what generates, those of the recipe first. From each start the climb goes up,
+    until the plan fits, and then down, to what is needed for that. The first start that fits wins. The training itself
+    changes only if no start fits without.
     """
+    tune: Tune = partial(tuned, plan, configs)
+    stages = [*(REMEDIES[:n] for n, remedy in enumerate(REMEDIES) if remedy.learns_differently), REMEDIES]
+    nearest = Reached({}, plan)
+    for remedies, start in product(stages, _starts(plan, configs)):
+        if (at_start := tune(start)) is None:
+            continue
+        values = {remedy.name: remedy.values(at_start) for remedy in remedies}
+        reached = _up(tune, Reached(start, at_start), values)
+        if reached.plan.fits:
+            return _down(tune, reached, values)
+        nearest = min(reached, nearest, key=lambda one: one.plan.severity)
+    return nearest
+
+
+def _starts(plan: MemoryPlan, configs: Configs) -> list[Changes]:
     # A GPU without bfloat16 leaves no choice, and neither do the positions that the model has.
     forced = dict(corrections(plan.settings, plan.machine.capability, plan.machine.family))
     length = (plan.machine.shape.max_tokens or plan.sequence) - plan.machine.prompt
     if SHORTEST <= length < plan.settings.max_completion_length:
         forced["max_completion_length"] = length
-    starts: list[Changes] = [
+    return [
         {"forced": forced, "config": {CONFIG: config}, "generation": generation}
         for generation in ({}, *_other_generation(plan.settings))
         for config in ("", *configs)
     ]
-    stages = [*(REMEDIES[:n] for n, remedy in enumerate(REMEDIES) if remedy.learns_differently), REMEDIES]
-    nearest: tuple[Changes, MemoryPlan] = ({}, plan)
-    for remedies, start in product(stages, starts):
-        if (now := tuned(plan, configs, start)) is None:
-            continue
-        changes, values = start, {remedy.name: remedy.values(now) for remedy in remedies}
-        for name in values:
-            for value in reversed(values[name]):
-                higher = {**changes, name: value}
-                if (then := tuned(plan, configs, higher)) and then.severity <= now.severity:
-                    changes, now = higher, then
-                    break
-        for name in reversed([*changes][len(start) :]) if now.fits else ():
-            without = {known: change for known, change in changes.items() if known != name}
-            milder = values[name][: values[name].index(changes[name])]
-            for lower in (without, *({**changes, name: value} for value in milder)):
-                if (then := tuned(plan, configs, lower)) and then.fits:
-                    changes, now = lower, then
-                    break
-        nearest = min((changes, now), nearest, key=lambda entry: entry[1].severity)
-        if now.fits:
-            break
-    return nearest
+
+
+def _up(tune: Tune, reached: Reached, values: Mapping[str, list[Json]]) -> Reached:
+    """Give each remedy, the cheapest first, its strongest value that brings the plan no further from fitting."""
+    for name, mild_to_strong in values.items():
+        severity = reached.plan.severity
+        higher = [{**reached.changes, name: value} for value in reversed(mild_to_strong)]
+        reached = _first(tune, higher, lambda plan, most=severity: plan.severity <= most) or reached
+    return reached
+
+
+def _down(tune: Tune, reached: Reached, values: Mapping[str, list[Json]]) -> Reached:
+    """Leave out each remedy, the dearest first, or give it the mildest value with which the plan still fits."""
+    for name in reversed([name for name in reached.changes if name in values]):
+        changes = reached.changes
+        milder = values[name][: values[name].index(changes[name])]
+        without = {known: change for known, change in changes.items() if known != name}
+        lower = [without, *({**changes, name: value} for value in milder)]
+        reached = _first(tune, lower, lambda plan: plan.fits) or reached
+    return reached
+
+
+def _first(tune: Tune, alternatives: Iterable[Changes], accepts: Callable[..., bool]) -> Reached | None:
+    """Return the first of these changes whose plan is accepted."""
+    for changes in alternatives:
+        if (plan := tune(changes)) and accepts(plan):
+            return Reached(changes, plan)
+    return None
 
 
 def _other_generation(settings: RunSettings) -> list[Json]:

@@ -93,15 +93,15 @@ use 4, or start 1, 3, 5 or 15 processes
     return share // steps, steps
 
 
-def plan(settings: RunSettings, processes: int) -> Batch:
+def resolve_batch(settings: RunSettings, processes: int) -> Batch:
     """Return the batch that TRL's fields and ``prompts_per_step`` define. Raises `ConfigError` if they contradict.
 
     With ``prompts_per_step``, an explicit ``per_device_train_batch_size`` is a limit, and explicit
     ``gradient_accumulation_steps`` have to fit.
 
-    >>> plan(RunSettings({"prompts_per_step": 16, "per_device_train_batch_size": 4}), processes=2)
+    >>> resolve_batch(RunSettings({"prompts_per_step": 16, "per_device_train_batch_size": 4}), processes=2)
     Batch(generations=8, processes=2, rows=4, steps=16, rollout=128)
-    >>> plan(RunSettings({"per_device_train_batch_size": 4}), processes=2).line("GPU")
+    >>> resolve_batch(RunSettings({"per_device_train_batch_size": 4}), processes=2).line("GPU")
     '1 prompt x 8 completions = 8 = 2 GPUs x 4 rows x 1 step'
     """
     explicit = settings.explicit
@@ -144,7 +144,7 @@ def plan(settings: RunSettings, processes: int) -> Batch:
 def divides(settings: RunSettings, processes: int) -> bool:
     """Return True if the batch can be divided evenly by a number of processes."""
     with suppress(ConfigError):
-        return plan(settings, processes).processes > 0
+        return resolve_batch(settings, processes).processes > 0
     return False
 
 

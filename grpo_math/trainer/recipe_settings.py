@@ -16,7 +16,7 @@ from grpo_math.problems.from_recipe import evaluation_settings
 from grpo_math.problems.prompts import recipe_template
 from grpo_math.settings import rules
 from grpo_math.settings.accelerate import deepspeed_config
-from grpo_math.settings.batch import plan
+from grpo_math.settings.batch import resolve_batch
 from grpo_math.settings.fields import OURS
 from grpo_math.settings.own import ProgramFields
 from grpo_math.settings.recipe import Recipe
@@ -50,7 +50,7 @@ def build(read: Recipe) -> Settings:
     # The check of the recipe prints these warnings once. Here each process would print them.
     rules.logger.disabled = True
     try:
-        batch = plan(requested, int(os.environ.get("WORLD_SIZE", 1)))
+        batch = resolve_batch(requested, int(os.environ.get("WORLD_SIZE", 1)))
         template = recipe_template(requested.values())
         derived = evaluation_settings(requested)
         derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}

@@ -315,8 +315,9 @@ def test_the_fullest_moment_of_an_update_by_hand(recipe, measured, vocab, expect
     ],
 )
 def test_generation_by_transformers_by_hand(recipe, prompt, cache, sampling):
-    settings, _, precise = read({**ADAPTER, "max_completion_length": 190, **recipe})
-    terms = memory.transformers_generation(ON_4._replace(prompt=prompt), settings, precise, BATCH._replace(processes=2))
+    settings, zero, precise = read({**ADAPTER, "max_completion_length": 190, **recipe})
+    machine, two = ON_4._replace(prompt=prompt), BATCH._replace(processes=2)
+    terms = memory.transformers_generation(machine, settings, zero, precise, two).generation
     assert terms == {"KV_cache": cache, "prefill_and_sampling": sampling}
 
 

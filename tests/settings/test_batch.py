@@ -5,12 +5,12 @@ import itertools
 import pytest
 
 from grpo_math.errors import ConfigError
-from grpo_math.settings.batch import Batch, divides, plan, solve
+from grpo_math.settings.batch import Batch, divides, resolve_batch, solve
 from grpo_math.settings.run_settings import RunSettings
 
 
 def planned(processes=1, **given) -> Batch:
-    return plan(RunSettings(given), processes)
+    return resolve_batch(RunSettings(given), processes)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
