@@ -9,6 +9,7 @@ from accelerate.logging import get_logger
 
 from grpo_math.errors import UserError, printed
 from grpo_math.generation.vllm_server import Server
+from grpo_math.system import signals
 from grpo_math.system.http import ServerError
 
 logger = get_logger(__name__)
@@ -17,7 +18,7 @@ RESTARTS = 3  # of a server during one request
 
 
 class ServerUnavailable(UserError):
-    """A server that did not come back. The trainer saves a checkpoint, and the run ends."""
+    """A server that did not come back, or not before a signal. The trainer saves a checkpoint, and the run ends."""
 
 
 @cache
@@ -35,12 +36,20 @@ def one_line_for_lost_servers() -> None:
 
 
 def wait(server: Server, seconds: float, start: str, note: str = "", has_version: bool = True) -> None:
-    """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it."""
+    """Wait until the server answers, and check its version. ``start`` is the line about the command that starts it.
+
+    A request to stop this process (system/signals.py) ends the wait.
+    """
+
+    def end_if_stopped(waited: float) -> None:
+        if signals.running and signals.running.code:
+            raise ServerUnavailable(f"stopped after {waited:.0f} s without an answer from {server.url}")
+
     if not server.healthy():
         # Once for each sync: all requests to a server that is lost fail alike.
         logger.warning_once(f"waiting up to {seconds:.0f} s for the vLLM server at {server.url}. {note}{start}")
     try:
-        server.wait(seconds)
+        server.wait(seconds, progress=end_if_stopped)
     except ServerError as error:
         raise ServerUnavailable(f"{error}. {start}") from None
     if has_version:

@@ -16,8 +16,7 @@ from grpo_math.generation import vllm_server
 from grpo_math.system.streams import say
 from grpo_math.system.supervisor import SupervisedCommand
 
-# Seconds for a server to load its model, unless vllm_server_timeout is set.
-STARTUP = 1800.0
+STARTUP = 1800.0  # seconds for a server to load its model
 LOG_LINES = 15
 
 

@@ -23,9 +23,14 @@ SOURCES = (
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
     ("trl", "trainer/model_config.py", "ModelConfig"),
 )
-# Defaults that differ from TRL's: log a line of the history at each step, and write completions to a file, not to the
-# terminal.
-OURS: dict[str, Any] = {"logging_steps": 1, "log_completions": True, "num_completions_to_print": 0}
+# Defaults that differ from TRL's: log a line of the history at each step, write completions to a file, not to the
+# terminal, and give a vLLM server that starts with the run, or again, the time to load a large model.
+OURS: dict[str, Any] = {
+    "logging_steps": 1,
+    "log_completions": True,
+    "num_completions_to_print": 0,
+    "vllm_server_timeout": 1800.0,
+}
 # Files of transformers that define the enums.
 CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))
 # Defaults that the source computes. A test compares them.

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from grpo_math.system.replaced import replaced
 
 EX_TEMPFAIL = 75  # EX_TEMPFAIL of sysexits.h: the same command resumes the run
-EX_UNAVAILABLE = 69  # EX_UNAVAILABLE: another rank was killed
+EX_UNAVAILABLE = 69  # EX_UNAVAILABLE: another rank, or the vLLM server, was lost
 INTERRUPTED = 130
 UNFINISHED = b"error: training ended with exit code 0 before it was finished: look for os._exit in what it calls\n"
 # Python leaves SIGHUP as it was at the start, so the ranks, which inherit it, decide alike.
@@ -140,6 +140,9 @@ class Stop:
         self.code = max(self.code, code)
 
 
+running: Stop | None = None  # that of the block in `stopping`, for code that waits within a step
+
+
 @contextmanager
 def stopping() -> Iterator[Stop]:
     """Handle signals in the block as requests to stop.
@@ -157,6 +160,10 @@ def stopping() -> Iterator[Stop]:
     ...
     grpo_math.system.signals.Stopped: 75
     """
-    stop = Stop()
-    with handling(STOPPING, stop.on_stop), handling([signal.SIGINT], stop.on_interrupt):
-        yield stop
+    global running
+    running = stop = Stop()
+    try:
+        with handling(STOPPING, stop.on_stop), handling([signal.SIGINT], stop.on_interrupt):
+            yield stop
+    finally:
+        running = None

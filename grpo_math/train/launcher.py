@@ -24,7 +24,7 @@ from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.preflight import EARLY, START, checks_of_training, warning_lines
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import UserError
-from grpo_math.generation.vllm_process import STARTUP, ServerProcess
+from grpo_math.generation.vllm_process import ServerProcess
 from grpo_math.generation.vllm_server import make_key
 from grpo_math.planner.devices import Layout
 from grpo_math.settings import shipped
@@ -131,7 +131,7 @@ def _launch(
             log = Path(folder) / "vllm_server.log"
             server = ServerProcess(*server_start(settings, layout, used[: layout.server], port), log)
             stack.callback(server.stop)
-            server.wait(settings.stated("vllm_server_timeout") or STARTUP)
+            server.wait(settings.vllm_server_timeout)
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(settings)]
         variables = {**environment(used[layout.server :]), HANDED_ON: json.dumps(handed_on)}
         if not used:  # torch's launcher would give each process one thread

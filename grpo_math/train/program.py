@@ -41,6 +41,7 @@ from grpo_math.evaluation.evaluation import Evaluation, write
 from grpo_math.evaluation.evaluator import evaluate_engine
 from grpo_math.evaluation.suite import Sampling
 from grpo_math.evaluation.trainer_engines import open_engine
+from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.request import request_from
 from grpo_math.problems.from_recipe import HeldOutSet
@@ -69,7 +70,7 @@ from grpo_math.trainer.run_files import RunFiles, RunWriter
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 # Exit codes of errors, instead of 2.
-CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, PushError: 1}
+CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, ServerUnavailable: EX_UNAVAILABLE, PushError: 1}
 
 
 def main(

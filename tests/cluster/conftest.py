@@ -90,9 +90,11 @@ def folder(tmp_path, tiny):
 
 @pytest.fixture
 def environment():
-    """The variables of a job: this environment's programs, and the rewards of tests/processes."""
+    """The variables of a job: this environment's programs, the rewards of tests/processes, and what srun gets from
+    `sbatch --export=NONE`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return variables(PATH=path, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")]))
+    sources = os.pathsep.join([str(ROOT), str(ROOT / "tests/processes")])
+    return variables(PATH=path, PYTHONPATH=sources, SLURM_EXPORT_ENV="NONE")
 
 
 @pytest.fixture

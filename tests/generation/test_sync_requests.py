@@ -2,6 +2,7 @@
 
 import gc
 import json
+import signal
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from grpo_math.generation.vllm_server import without_aborts
 from grpo_math.run import speed_ups
 from grpo_math.system.http import ServerError
 from grpo_math.system.machine import free_port
+from grpo_math.system.signals import stopping
 
 PROMPTS = [[5, 6, 7], [8, 9], [10]]
 PAIRS = [prompt for prompt in PROMPTS for _ in range(2)]
@@ -204,6 +206,12 @@ def test_a_server_that_is_lost_for_good_or_refuses_a_request_ends_the_run(server
     line = r"no vLLM server answers at .* after 0 seconds.* Start it: grpo-math serve .*--lora_r 4 --port \d+ .*"
     with pytest.raises(ServerUnavailable, match=line + "--enable-lora --max-lora-rank 8"):
         generation.generate(PROMPTS, None, 1)
+    generation.sampler.seconds = 60.0
+    with stopping() as stop:
+        stop.begin()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(ServerUnavailable, match="stopped after 0 s without an answer from http://"):
+            generation.generate(PROMPTS, None, 1)
 
 
 def test_a_script_whose_server_never_answers_ends_with_the_line_that_starts_one(policy, monkeypatch, capsys):

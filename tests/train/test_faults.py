@@ -11,6 +11,7 @@ from launching import ROOT, variables
 from small_runs import PATH, RUN, history, two
 from small_trainers import letters
 
+from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.run import metrics
 from grpo_math.run.checkpoints import checkpoint_step
 from grpo_math.system.signals import EX_UNAVAILABLE
@@ -62,6 +63,7 @@ def test_a_reward_that_fails_on_one_rank_ends_both_with_its_line_and_a_checkpoin
             EX_UNAVAILABLE,
             "another rank does not answer (gloo: closed): see its machine; the same",
         ),
+        (ServerUnavailable("no vLLM server answers"), EX_UNAVAILABLE, "no vLLM server answers"),
         (
             torch.OutOfMemoryError("CUDA"),
             2,

@@ -76,8 +76,8 @@ def cluster(tmp_path):
     )
 
 
-def submit(script, cluster, *arguments):
-    """Return the calls of a job, after what SLURM does once the nodes are there."""
+def submit(script, cluster, *arguments, ends=0):
+    """Return the calls of a job that ends with this code, after what SLURM does once the nodes are there."""
     log = Path(cluster["CALLS"]).with_name("log")
     with log.open("w") as output:
         code = subprocess.call(
@@ -88,7 +88,7 @@ def submit(script, cluster, *arguments):
             start_new_session=True,
             timeout=120,
         )
-    assert code == 0, log.read_text()
+    assert code == ends, log.read_text()
     return Path(cluster["CALLS"]).read_text().splitlines()
 
 
@@ -164,7 +164,7 @@ def test_a_server_gets_the_last_node_and_does_not_outlive_the_training(cluster, 
     output, port = submit("multi_node", job, "recipe.yaml", "x"), 20000 + 3 * int(cluster["SLURM_JOB_ID"])
     server = Path(f"{cluster['CALLS']}.server").read_text().strip()
     until(lambda: not Path(f"/proc/{server}").exists())
-    step = "srun --nodes=1 --ntasks=1 --nodelist=c --cpus-per-task=8 grpo-math serve "
+    step = "srun --nodes=1 --ntasks=1 --nodelist=c --cpus-per-task=8 --export=ALL grpo-math serve "
     assert any(line.startswith(step) for line in output)
     (serve,) = (line for line in output if line.startswith("vllm "))
     assert serve.startswith(f"vllm serve someone/model --host 0.0.0.0 --port {port + 1} ")
@@ -193,3 +193,16 @@ def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(adapter, clust
     assert "--num_processes 2 " in train
     port = f"--vllm_group_port {20000 + 3 * int(cluster['SLURM_JOB_ID']) + 2}"
     assert ("--vllm_group_port" in train) == (port in train) == (not adapter)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["one_node", "multi_node"])
+def test_a_server_that_ends_stops_training_and_the_job_is_queued_again(script, cluster, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(SERVED)
+    write_program(tmp_path / "served/vllm", '#!/usr/bin/env bash\necho >"$CALLS.server"\nexit 3\n')
+    train = f"#!/usr/bin/env bash\ntrap 'kill %1; exit 75' USR1\n{UNTIL_SERVED}sleep 600 &\nwait\n"
+    (tmp_path / "commands/python").write_text(train)
+    (tmp_path / "commands/scontrol").write_text(f'{SCONTROL}echo "scontrol $*" >>"$CALLS"\n')
+    gpus = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    calls = submit(script, {**cluster, **gpus}, "recipe.yaml", "x", ends=69)
+    assert f"scontrol requeue {cluster['SLURM_JOB_ID']}" in calls
