@@ -168,7 +168,8 @@ class Resampler(Stateful):
             metrics.PROMPTS_KEPT: groups - len(uniform_groups(correct, self.size)),
             metrics.PROMPTS_DISCARDED: drawn - groups,
         }
-        tensors, advantages = select(kept, range(rank * n, (rank + 1) * n)), torch.tensor(columns["", "advantages"])
+        tensors = select(kept, range(rank * n, (rank + 1) * n))
+        advantages = torch.tensor(columns["", "advantages"], dtype=torch.float32)
         return Rollout(tensors, rewards, advantages, None, columns, first.metrics), counts
 
     def _gather_completions(self, rollout: Rollout) -> tuple[Rows, list[bool | None], Columns]:

@@ -4,6 +4,8 @@
 the gradient: Adam would turn rounding at a zero gradient into a full step.
 """
 
+import math
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -16,11 +18,13 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_math.algorithm.correction import sampler_ratio
 from grpo_math.checks.tiny_model import CHARACTERS
 from grpo_math.errors import UserError
+from grpo_math.run import metrics
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 PROMPTS = ["3 + 4?", "Hello", "What is 12 + 5?", "x"]  # of different lengths
+ROWS = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
 STEPS = {"max_steps": 3, "logging_steps": 1}
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 # Trainers that end with the same weights: arguments of `make`.
@@ -29,10 +33,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "ours": {"trainer_class": MathGRPOTrainer, "config_class": MathGRPOConfig},
 }
 OF_TRAINER = ("peft_config", "eval_dataset", "tools", "rollout_func", "environment_factory")
-# Of TRL's log. `kl` and `entropy` are means over micro-batches, which are not TRL's here.
+# Metrics that both trainers log.
 METRICS = {
     *("loss", "grad_norm", "entropy_coef", "reward", "reward_std", "frac_reward_zero_std"),
     *("completions/mean_length", "eval_loss"),
+}
+MEASURED = re.compile(r"seconds/|memory/|.*(step_time|runtime|per_second)$")
+# TRL logs means over the rows of its micro-batches. An update may have others, or skip rows.
+OF_MICRO_BATCHES = {
+    *(metrics.KL, metrics.ENTROPY, metrics.CLIP_LOW, metrics.CLIP_HIGH, metrics.CLIP_REGION),
+    *(metrics.CLIP_LOWEST, metrics.CLIP_HIGHEST, metrics.CISPO_CLIPPED, metrics.VESPO_WEIGHT),
 }
 
 
@@ -55,6 +65,20 @@ class Sampled(NamedTuple):
 def letters(completions: list[Any], **columns: Any) -> list[float]:
     """Return rewards that vary within a group and need no gold answer."""
     return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+
+
+def some_lengths(completions: list[Any], **columns: Any) -> list[float | None]:
+    """Return the lengths of most completions: another reward, which cannot grade every completion."""
+    return [None if len(str(completion)) % 5 == 1 else float(len(str(completion))) for completion in completions]
+
+
+def rollout_with_tools(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Return completions with tokens of a tool, which are masked (a `rollout_func`)."""
+    drawn = torch.Generator().manual_seed(100 * trainer.state.global_step + trainer.accelerator.process_index)
+    masks = [[1, 1, *[0] * n, 1] for n in torch.randint(0, 7, (len(prompts),), generator=drawn).tolist()]
+    completions = [torch.randint(5, len(CHARACTERS), (len(mask),), generator=drawn).tolist() for mask in masks]
+    prompt_ids = trainer.processing_class(prompts)["input_ids"]
+    return {"prompt_ids": prompt_ids, "completion_ids": completions, "env_mask": masks, "logprobs": None}
 
 
 def config(kind: type, folder: Any, **settings: Any) -> Any:
@@ -138,19 +162,32 @@ def train(trainer: Any, replayed: list[Sampled] | None = None) -> Run:
     return Run(before, weights(trainer.model), trainer.state.log_history)
 
 
-def differences(ours: Run, trl: Run) -> tuple[float, float]:
+def differences(ours: Run, trl: Run, one_micro_batch: bool = False) -> tuple[float, float]:
     """Return the difference of the final weights as a share of the way from the first ones, and of the log.
 
+    ``one_micro_batch``: each optimizer step computes all its rows in one micro-batch, so all metrics are TRL's.
     Infinite if nothing was trained, because then nothing was compared.
     """
     if not relative(trl.after, trl.before) > 1e-4:
-        return float("inf"), float("inf")
-    logs = [0.0]
+        return math.inf, math.inf
+    others, logs = set[str]() if one_micro_batch else OF_MICRO_BATCHES, [0.0]
     for theirs, line in zip(trl.log, ours.log, strict=True):
-        for name in theirs.keys() & METRICS:
-            expected, value = float(theirs[name]), float(line.get(name, float("nan")))
-            logs.append(abs(value - expected) / max(abs(expected), 0.01))
+        names = theirs.keys() | (line.keys() & METRICS)
+        compared = [name for name in names - others if not MEASURED.match(name)]
+        logs += [metric_difference(line.get(name), theirs.get(name)) for name in compared]
     return relative(ours.after - trl.before, trl.after - trl.before), max(logs)
+
+
+def metric_difference(value: Any, expected: Any) -> float:
+    """Return the relative difference of two logged values. It is infinite if one of them is missing.
+
+    >>> metric_difference(0.5, 0.25), metric_difference(None, float("nan")), metric_difference(None, 0.25)
+    (1.0, 0.0, inf)
+    """
+    numbers = [math.nan if one is None else float(one) for one in (value, expected)]
+    if any(map(math.isnan, numbers)):
+        return 0.0 if all(map(math.isnan, numbers)) else math.inf
+    return abs(numbers[0] - numbers[1]) / max(abs(numbers[1]), 0.01)
 
 
 def sample_apart(trainer: Any) -> None:
@@ -173,6 +210,19 @@ def sample_apart(trainer: Any) -> None:
 
     trainer._generate_and_score_completions = with_ratios
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
+
+
+def run_out_of_memory(trainer: Any) -> None:
+    """Let memory run out in the first loss of the run, and within a later optimizer step."""
+    updates, calls = trainer.grpo_math.updates, iter(range(1000))
+    loss_of = updates.loss_of
+
+    def with_errors(*args: Any) -> Any:
+        if next(calls) in (0, 6):
+            raise torch.OutOfMemoryError("out of memory, as a test")
+        return loss_of(*args)
+
+    updates.loss_of = with_errors
 
 
 def padded_batch(

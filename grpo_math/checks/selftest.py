@@ -4,7 +4,13 @@ Each check returns a number and has a limit. On a GPU there are also the packed 
 memory of an update. Does not cover several processes, tools and images.
 """
 
+import doctest
+import importlib
+import math
+import os
+import pkgutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -13,18 +19,24 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from grpo_math import planner
+from grpo_math import algorithm, planner
 from grpo_math.checks.compared import (
     KINDS,
     PROMPTS,
+    ROWS,
     SMALL,
     STEPS,
+    Run,
     Sampled,
     differences,
+    letters,
     make,
     relative,
+    rollout_with_tools,
+    run_out_of_memory,
     sample_apart,
     scored,
+    some_lengths,
     train,
     weights,
 )
@@ -39,19 +51,43 @@ from grpo_math.system.machine import GB
 from grpo_math.trainer.step_cost import UPDATE, Cost, measure_steps
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-# A check -> the settings of both trainers. Each reaches another part of TRL's loss or loop.
+TWO_UPDATES = {"num_iterations": 2, "beta": 0.01}
+# The entropy of the third step is above the target.
+ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.05, "entropy_target": 4.495}
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{% if hint %}{{ hint }}{% endif %}"
+# A check -> the settings of both trainers, and of each one alone. Each reaches another part of TRL's loss or loop.
 RUNS: dict[str, dict[str, Any]] = {
-    "dapo": {},
-    "grpo, accumulated": {**SMALL, "loss_type": "grpo"},
+    "dapo, evaluated": {"eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2, "eval_dataset": ROWS},
+    "grpo, accumulated": {**SMALL, "loss_type": "grpo", "scale_rewards": "batch", "gradient_checkpointing": True},
     "bnpo, accumulated": {**SMALL, "loss_type": "bnpo", "max_grad_norm": 0.1},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_weights": [0.5]},
-    "cispo, two updates": {"loss_type": "cispo", "num_iterations": 2, "top_entropy_quantile": 0.5},
-    "kl, two updates": {"beta": 0.1, "num_iterations": 2, "gradient_accumulation_steps": 2, "epsilon_high": 0.3},
-    "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2, "temperature": 0.7},
+    "small rewards": {**SMALL, "reward_weights": [0.001]},
+    "two rewards": {"rewards": [letters, some_lengths], "reward_weights": [1.0, -0.5]},
+    "two normalized rewards": {"rewards": [letters, some_lengths], "reward_weights": [1.0, -0.5]}
+    | {"multi_objective_aggregation": "normalize_then_sum", **SMALL},
+    # Its advantages are those of the group's mean, times 4 / 3 in a group of 4.
+    "leave one out": {"scale_rewards": "none", "trl": {"reward_weights": [4 / 3]}}
+    | {"ours": {"baseline": "leave_one_out"}},
+    "clipped on three sides": {**TWO_UPDATES, "learning_rate": 0.5, "epsilon": 0.1, "epsilon_high": 0.15, "delta": 1.3},
+    "cispo": {**TWO_UPDATES, "loss_type": "cispo", "epsilon_high": 1.01, "top_entropy_quantile": 0.5},
+    "sapo": {**TWO_UPDATES, "loss_type": "sapo", "sapo_temperature_neg": 2.0, "use_bias_correction_kl": False},
+    "vespo": {**TWO_UPDATES, "loss_type": "vespo", "sampler": True, "vllm_importance_sampling_clip_max": 1.1}
+    | {"vllm_importance_sampling_mode": "token_truncate"},
+    "kl, moving reference": {"beta": 0.5, "num_iterations": 2, "gradient_accumulation_steps": 2}
+    | {"sync_ref_model": True, "ref_model_sync_steps": 2},
+    "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2},
     "entropy, truncated masked": {"entropy_coef": 0.01, "mask_truncated_completions": True},
+    "adaptive entropy": {**ADAPTIVE, "top_entropy_quantile": 0.5},
     "sequences, old rollouts": {"importance_sampling_level": "sequence", "loss_type": "luspo"}
-    | {"steps_per_generation": 4, "gradient_accumulation_steps": 2},
+    | {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "pad_to_multiple_of": 8},
     "weights of a sampler": {**SMALL, "loss_type": "grpo", "sampler": True, "off_policy_mask_threshold": 0.1},
+    "settings of sampling": {"top_p": 0.9, "top_k": 40, "min_p": 0.2, "temperature": 0.7},
+    "a chat": {"rows": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS]}
+    | {"template": TEMPLATE, "chat_template_kwargs": {"hint": "briefly"}},
+    "tokens of tools": {**SMALL, "rollout_func": rollout_with_tools, "beta": 0.1},
+    "several micro-batches": {**SMALL, "loss_type": "grpo", "num_iterations": 2, "beta": 0.05}
+    | {"ours": {"max_tokens_per_micro_batch": 20}},
+    "out of memory": {**SMALL, "loss_type": "grpo", "beta": 0.05, "ours": {"runs_out": True}},
 }
 GRADED = (
     *(("72", "48 / 2 = 24. #### 72", "correct"), ("72", "#### 71", "wrong"), ("1/2", "#### 0.5", "correct")),
@@ -87,12 +123,29 @@ class CannotTrain(UserError):
     """Stock TRL itself cannot train here."""
 
 
+@contextmanager
+def in_float32() -> Iterator[None]:
+    """Compute in float32 inside this context, whatever the environment or a start-up script has set."""
+    names = [name for name in os.environ if name.startswith("ACCELERATE_")]
+    removed = {name: os.environ.pop(name) for name in names}
+    precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
+    torch.set_float32_matmul_precision("highest")
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_float32_matmul_precision(precision)
+        os.environ.update(removed)
+
+
 def checks(folder: str, vllm: str | None) -> Iterator[Check]:
     """Yield the checks for this machine. ``folder`` is empty. ``vllm``: the address of a server."""
     tiny = save_tiny(folder)
     for name, settings in RUNS.items():
         yield Check(f"training: {name}", "TRL's weights and log", 1e-4, partial(difference, tiny, settings))
-    yield Check("resume from step 2 of 4", "weights without a stop", 1e-4, partial(resumed, tiny))
+    yield Check("resume from step 5 of 8", "weights without a stop", 1e-4, partial(resumed, tiny))
+    yield Check("doctests of the algorithm", "their numbers", 0, failed_doctests)
     yield Check("packed scores and gradient", "TRL's", 1e-4, partial(packed_difference, tiny))
     yield Check("greedy tokens, shared prefill", "transformers' tokens", 0, partial(greedy_difference, tiny))
     yield Check("grader", f"{len(GRADED)} verdicts", 0, wrong_grades)
@@ -107,15 +160,19 @@ def checks(folder: str, vllm: str | None) -> Iterator[Check]:
 
 
 def make_trainer(kind: str, model: str, folder: str, **settings: Any) -> Any:
-    """Return a trainer of TRL or of this package (`KINDS`) on this machine's device."""
-    sampler, lora = settings.pop("sampler", False), settings.pop("lora", False)
+    """Return a trainer of TRL or of this package (`KINDS`) on this machine's device. ``settings``: as in `RUNS`."""
+    settings |= settings.pop(kind, {})
+    sampler, lora, runs_out, *_ = (settings.pop(name, False) for name in ("sampler", "lora", "runs_out", *KINDS))
     if lora:
         settings["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    tokenizer.chat_template = settings.pop("template", tokenizer.chat_template)
     settings = {"model": model, "tokenizer": tokenizer, "folder": folder, **settings}
     trainer = make(use_cpu=not torch.cuda.is_available(), **KINDS[kind], **settings)
     if sampler:
         sample_apart(trainer)
+    if runs_out:
+        run_out_of_memory(trainer)
     return trainer
 
 
@@ -126,21 +183,24 @@ def difference(model: str, settings: dict[str, Any]) -> float:
         trl = train(make_trainer("trl", model, f"{model}/trl", **STEPS, **settings), replayed)
     except Exception as error:
         raise CannotTrain(f"stock TRL cannot train here: {type(error).__name__}: {first_line(error)}") from error
-    of_weights, of_log = differences(
-        train(make_trainer("ours", model, f"{model}/run", **STEPS, **settings), replayed), trl
-    )
-    return max(of_weights, of_log / 10)
+    ours = train(make_trainer("ours", model, f"{model}/run", **STEPS, **settings), replayed)
+    # Without a KL term, an update skips completions without advantage.
+    whole = "beta" in settings and "gradient_accumulation_steps" not in settings
+    of_weights, of_log = differences(ours, trl, whole)
+    # With settings of its own, TRL logs other rewards.
+    return of_weights if "trl" in settings else max(of_weights, of_log / 10)
 
 
 def resumed(model: str) -> float:
-    """Return how far a run that continues from its second step ends from one that was not stopped."""
-    settings: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "num_iterations": 2}
-    # Unlike SGD, Adam has a state.
-    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3}
+    """Return how far a run that continues within a rollout of its second epoch ends from one that was not stopped."""
+    settings: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_iterations": 2}
+    # Adam, the reference and the coefficient of the entropy have a state.
+    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3, **ADAPTIVE}
+    settings |= {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "rows": ROWS, "logging_steps": 1}
     whole = train(make_trainer("ours", model, f"{model}/whole", **settings))
     second = make_trainer("ours", model, f"{model}/second", **settings)
-    second.train(resume_from_checkpoint=f"{model}/whole/checkpoint-2")
-    return relative(weights(second.model) - whole.before, whole.after - whole.before)
+    second.train(resume_from_checkpoint=f"{model}/whole/checkpoint-5")
+    return max(differences(Run(whole.before, weights(second.model), second.state.log_history), whole, True))
 
 
 def packing_trainer(model: str, **settings: Any) -> Any:
@@ -183,6 +243,13 @@ def greedy_difference(folder: str) -> float:
     with lean_generation(model):
         tokens = model.generate(**inputs, **settings)
     return (tokens != expected).float().mean().item() if tokens.shape == expected.shape else 1.0
+
+
+def failed_doctests() -> float:
+    """Return the number of examples in algorithm/ that print something else; infinite if Python has dropped them."""
+    modules = pkgutil.iter_modules(algorithm.__path__, f"{algorithm.__name__}.")
+    results = [doctest.testmod(importlib.import_module(module.name)) for module in modules]
+    return float(sum(result.failed for result in results)) if any(result.attempted for result in results) else math.inf
 
 
 def wrong_grades() -> float:

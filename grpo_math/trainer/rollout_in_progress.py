@@ -60,7 +60,7 @@ class RolloutInProgress:
         for name in names:
             columns.append(self.table["rewards"][name][seen[name] * rows : (seen[name] + 1) * rows])
             seen[name] += 1
-        return torch.tensor(columns).T
+        return torch.tensor(columns, dtype=torch.float32).T
 
     def columns(self) -> Columns:
         """Return the columns of the table that have entries."""
@@ -135,7 +135,7 @@ class RolloutMaker:
         groups = [first + row // size for row in range(local.start, local.stop)]
         tensors = {**rows, "group": torch.tensor(groups, device=rows["advantages"].device)}
         rewards = draft.rewards(trainer.reward_func_names)
-        trl_advantages = torch.tensor(draft.table["advantages"])
+        trl_advantages = torch.tensor(draft.table["advantages"], dtype=torch.float32)
         rollout = Rollout(tensors, rewards, trl_advantages, None, draft.columns(), dict(draft.log))
         return self.grader.gather_explained(rollout, inputs)
 

@@ -1,6 +1,8 @@
 """`grpo-math selftest` on this machine, and on a trainer that is broken on purpose."""
 
 import json
+import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +10,12 @@ from trl import GRPOTrainer
 
 from grpo_math import cli
 from grpo_math.algorithm import loss_inputs, losses
+from grpo_math.checks import selftest
 from grpo_math.generation import decoding
-from grpo_math.trainer import contract, rollout_in_progress
+from grpo_math.packing import micro_batches
+from grpo_math.packing.micro_batches import UpdatePlanner
+from grpo_math.trainer import contract, rollout_in_progress, state
+from grpo_math.trainer.rollout_queue import RolloutQueue
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 pytestmark = pytest.mark.slow
@@ -25,7 +31,7 @@ def test_all_is_as_trl_and_then_no_run_warns(capsys):
     assert not contract.passed().exists()
     assert cli.main(["selftest", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["ok"], answer["untested"], len(answer["checks"])) == (True, [], 14)
+    assert (answer["ok"], answer["untested"], len(answer["checks"])) == (True, [], 28)
     assert contract.passed().exists()
 
 
@@ -43,8 +49,21 @@ DEFECTS = {
         (losses, "REDUCTIONS"),
         losses.REDUCTIONS | {"grpo": grpo._replace(function=lambda *args: 1.01 * grpo.function(*args))},
     ),
+    "weight of a micro-batch": (
+        "several",
+        (micro_batches, "micro_batch_weight"),
+        lambda *args, weight=micro_batches.micro_batch_weight: min(1.0, 2 * weight(*args)),
+    ),
+    "weight lost in a split": (
+        "out of memory",
+        (UpdatePlanner, "smaller"),
+        lambda *args, smaller=UpdatePlanner.smaller: [replace(one, weight=1.0) for one in smaller(*args)],
+    ),
+    "tool tokens": ("tools", (loss_inputs, "loss_mask"), lambda rows: rows["completion_mask"]),
     "sampler": ("of a sampler", (losses, "corrected_for_sampler"), lambda values, *_: values),
     "resume": ("resume", (MathGRPOTrainer, "_load_rng_state"), lambda *_: None),
+    "lost rollout": ("resume", (state, "in_rollout"), lambda trainer: False),
+    "order of the second epoch": ("resume", (RolloutQueue, "sampler"), property(lambda self: None, lambda *_: None)),
     "lost optimizer": ("resume", (MathGRPOTrainer, "_load_optimizer_and_scheduler"), lambda *_: None),
     "weight of a reward": (
         "dr_grpo",
@@ -69,6 +88,35 @@ def test_a_defect_is_noticed(defect, monkeypatch, capsys):
     assert "NOT OK" in lines[0]
     assert lines[-1] == "not ok: 1 of 1 checks deviate"
     assert not contract.passed().exists()
+
+
+def test_other_number_formats_are_set_back_for_the_checks_alone(monkeypatch, capsys):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    torch.set_default_dtype(torch.bfloat16)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert cli.main(["selftest", "--only", "sapo"]) == 0
+        left = os.environ["ACCELERATE_MIXED_PRECISION"], torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        assert left == ("bf16", torch.bfloat16, "medium")
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+    assert capsys.readouterr().out.endswith("ok: as TRL and transformers\n")
+
+
+def test_a_word_of_no_check_is_an_error(capsys):
+    assert cli.main(["selftest", "--only", "rloo"]) == 2
+    assert "only='rloo' is in the name of no check: use a word of training: dapo" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_leaves_the_verdict(monkeypatch, tmp_path, capsys):
+    (tmp_path / "selftest").touch()
+    monkeypatch.setattr(selftest, "checks", lambda *_: [selftest.Check("none", "0", 0, lambda: 0.0)])
+    assert cli.main(["selftest"]) == 0
+    line = (
+        f"ok: as TRL and transformers (runs go on warning, because {tmp_path}/selftest cannot be written: File exists)"
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == line
 
 
 def test_it_says_first_that_stock_trl_cannot_train(monkeypatch, capsys):
