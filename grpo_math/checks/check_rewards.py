@@ -14,6 +14,7 @@ from typing import Any
 from grpo_math.checks.golds import DAMAGED, decimal_commas, in_words, is_damaged, is_own_text, plain, readings
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, Finding, RewardError
+from grpo_math.evaluation.stats import wilson
 from grpo_math.evaluation.suite import Sampling, evaluation_protocol
 from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
@@ -31,6 +32,7 @@ from grpo_math.settings.batch import resolve_batch
 from grpo_math.system.user_functions import start
 
 GOLDS = 200  # gold answers of the data that are graded against themselves
+ENOUGH = 50  # problems of an evaluation: the interval of an accuracy of 50% is 26 points wide
 PAIRS = 8  # right and wrong completions that test the rewards
 SURE = 1e-9  # the reward of a correct answer has to be higher by this much
 FEW = 0.02  # up to this share of bad gold answers there is no warning
@@ -54,6 +56,7 @@ def problems(setup: Setup) -> Iterator[Finding]:
         )
         with renamed_error_fields({name: f"heldout.{name}" for name in ("samples", "temperature")}):
             Sampling(*evaluation_protocol(heldout.data, None, heldout.samples, heldout.temperature)[1:])
+    yield from _few_to_evaluate(setup)
     # One of the two gold answers rewards a wrong answer.
     n, example = kept_with_rows(rows, "contradictions", lambda: _contradictory(rows))
     if n:
@@ -71,6 +74,20 @@ def problems(setup: Setup) -> Iterator[Finding]:
             level = "warning" if overlap["equal"] else "info"
             remedy = "give an eval_split, eval_dataset or heldout of other problems"
             yield Finding(level, name + contamination.overlap_line(overlap), remedy)
+
+
+def _few_to_evaluate(setup: Setup) -> Iterator[Finding]:
+    """Say how little the accuracy on a few problems tells, unless the recipe names these problems for an evaluation
+    during training alone, with as many samples as it wants."""
+    s, (before_after, during, _) = setup.settings, setup.problems.evaluation
+    evaluated = [before_after] if before_after else during * (not s.heldout)
+    for heldout in evaluated:
+        n = len(heldout.rows)
+        if n < ENOUGH:
+            lo, hi = wilson(n / 2, n)
+            tells = f"50% on {n} problem{'s' * (n != 1)} has the 95% interval {lo:.0%} to {hi:.0%}"
+            remedy = f"evaluate {ENOUGH} problems or more: a larger file, or another eval_dataset"
+            yield Finding("info" if s.eval_n == n else "warning", f"the evaluation tells little: {tells}", remedy)
 
 
 def _contradictory(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:

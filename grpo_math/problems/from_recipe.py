@@ -131,11 +131,16 @@ class RecipeProblems:
         split, limit = s.dataset_split, s.dataset_limit
         options = {"limit": limit, "seed": s.seed, "warn": self.notes.append}
         rows = self._load(fields, s.dataset, split, s.columns, problem_table, **options)
-        is_named = s.eval_dataset or "[" in s.dataset_split or "[" in s.eval_split
-        if is_named or not is_table(s.dataset) or not (s.eval_n != 0 or s.evaluates_default_set):
+        if not self._is_divided or not (s.eval_n != 0 or s.evaluates_default_set):
             return rows, []
         positions = kept_with_rows(rows, "held_out", lambda: _held_out(rows))
         return stored.without(rows, positions), self._select(rows, positions)
+
+    @property
+    def _is_divided(self) -> bool:
+        """True if a part of a file is to be held out, because the recipe names no problems to evaluate on."""
+        s = self.settings
+        return not s.eval_dataset and "[" not in s.dataset_split + s.eval_split and is_table(s.dataset)
 
     def _select(self, rows: Any, positions: Sequence[int]) -> list[Problem]:
         """Return the problems at these positions."""
@@ -199,6 +204,9 @@ class RecipeProblems:
                 f"{len(held_out)} of the {len(self.rows) + len(held_out)} problems of {s.dataset} are held out of "
                 "training by a hash, to evaluate on (dataset_split and eval_split choose others)"
             )
+        elif self._is_divided and (n or s.evaluates_default_set):
+            few = f"{len(self.rows)} problems of {s.dataset} are too few to hold a tenth out of training"
+            lines.append(f"{few}, so the evaluation is on training problems (eval_dataset names others)")
         compared = None
         try:
             if n:

@@ -125,7 +125,7 @@ def _are_labels(texts: Iterable[str], orders: Sequence[str] = ORDERS) -> bool:
 
 def _pairs_of_objects(items: Sequence[Mapping[str, Any]]) -> Iterable[tuple[Any, Any]]:
     """Return the label and the text of each option that is an object; () if several keys may be the text."""
-    columns = {
+    columns: dict[Any, list[Any]] = {
         key: texts
         for key in items[0]
         if any(texts := [item.get(key) for item in items])

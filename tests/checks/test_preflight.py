@@ -379,11 +379,32 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["info: 1 problem to train on"],
         ),
         (
+            ["--dataset", "mine.jsonl", "--eval_n", "9"],
+            {"files": rows_of(*((f"Add {n} and 1,000.", str(n + 1000)) for n in range(9)))},
+            [
+                "info: 9 problems to train on",
+                "info: 9 problems of mine.jsonl are too few to hold a tenth out of training, so the evaluation is on",
+                "info: the evaluation tells little: 50% on 9 problems has the 95% interval ",
+                "warning: contamination: 9 of 9 problems (100.0%) overlap with the 9 training problems: 9 equal",
+            ],
+        ),
+        (
+            ["--dataset", "mine.jsonl", "--eval_n", "64"],
+            {"files": SUMS},
+            [
+                "info: 90 problems to train on",
+                "info: 10 of the 100 problems of mine.jsonl are held out of training by a hash, to evaluate on",
+                "warning: the evaluation tells little: 50% on 10 problems has the 95% interval 24% to 76%. Remedy: "
+                "evaluate 50 problems or more: a larger file, or another eval_dataset",
+            ],
+        ),
+        (
             ["--eval_n", "5", "--heldout_every", "1"],
             {},
             [
                 "info: 512 problems to train on",
                 "info: 64 problems of generated:sums, test, are evaluated during training",
+                "info: the evaluation tells little: 50% on 5 problems has the 95% interval ",
             ],
         ),
         (
@@ -393,6 +414,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
                 "info: 90 problems to train on",
                 "info: 10 of the 100 problems of mine.jsonl are held out of training by a hash, to evaluate on",
                 "info: 96 problems of mine.jsonl, test, are evaluated during training",
+                "info: the evaluation tells little: 50% on 4 problems has the 95% interval ",
                 "warning: mine.jsonl, test: contamination: 90 of 96 problems (93.8%) overlap with the 90 training "
                 "problems: 90 equal, 0 by 13 words in a row. Remedy: give an eval_split, eval_dataset or heldout of",
             ],
@@ -407,6 +429,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
                 "info: 80 problems to train on",
                 "info: 16 problems of mine.jsonl, train[:20], are evaluated during training",
                 "info: 5 problems of generated, train, are evaluated during training",
+                "info: the evaluation tells little: 50% on 4 problems has the 95% interval ",
             ],
         ),
         (
@@ -415,6 +438,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             [
                 "info: 512 problems to train on",
                 "info: 5 problems of generated:sums, train, are evaluated during training",
+                "info: the evaluation tells little: 50% on 4 problems has the 95% interval ",
                 "warning: generated:sums, train: contamination: 5 of 5 problems (100.0%) overlap with the 512 training",
             ],
         ),
