@@ -113,12 +113,6 @@ COMMANDS = {
         "TARGET [QUESTION] [options]",
         ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
     ),
-    "select": Command(
-        "commands.select",
-        "Write a run's completions as data for TRL's SFTTrainer.",
-        "RUN_DIR --to FILE [options]",
-        ("grpo-math select runs/demo --to sft.jsonl", "grpo-math select runs/demo --all --to all.jsonl"),
-    ),
     "export": Command(
         "commands.export",
         "Merge a run's adapter into its base, as safetensors or a GGUF file.",

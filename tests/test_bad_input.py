@@ -53,11 +53,7 @@ COMMANDS = {
             command,
             "='runs/dmo' is not a folder: did you mean runs/demo?",
         )
-        for command in (
-            ["ask", "runs/dmo", "1 + 1"],
-            ["evaluate", "--model", "runs/dmo", "--data", "generated"],
-            ["select", "runs/dmo", "--to", "new"],
-        )
+        for command in (["ask", "runs/dmo", "1 + 1"], ["evaluate", "--model", "runs/dmo", "--data", "generated"])
     },
     "a report of what is no run": (["report", "nowhere"], "nowhere"),
     "a push of what is no run": (["push", "nowhere"], "run_dir='nowhere' is not a run that has finished"),
@@ -112,7 +108,6 @@ COMMANDS = {
         for words in (
             ["evaluate", "--model", "embedded", "--data", "generated", "--output"],
             ["audit", "--write_clean"],
-            ["select", "runs/demo", "--to"],
         )
     },
     "GPUs for a CPU": (["plan", "demo_cpu", "--gpus", "2"], "gpus=2 contradicts use_cpu=True"),

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from hub_server import TOKENS, HubServer
 from launching import ROOT, run
 from small_http import AnsweringHTTP, keys_sent
@@ -62,8 +63,10 @@ def test_the_environment_of_the_example_pays_a_solution_and_takes_a_fifth_for_ea
 @pytest.mark.full
 def test_supervised_fine_tuning_leaves_a_whole_model(tiny, tmp_path):
     row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "completion": [{"role": "assistant", "content": "2"}]}
-    (tmp_path / "sft.jsonl").write_text(json.dumps(row) + "\n")
-    options = ["--model", tiny(), "--data", str(tmp_path / "sft.jsonl"), "--output_dir", str(tmp_path / "sft")]
+    rows = [{**row, "verdict": verdict, "in_format": True, "truncated": False} for verdict in ("correct", "wrong")]
+    (tmp_path / "completions").mkdir()
+    Dataset.from_list(rows).to_parquet(tmp_path / "completions/completions_00001.parquet")
+    options = ["--model", tiny(), "--run", str(tmp_path), "--output_dir", str(tmp_path / "sft")]
     run([sys.executable, "examples/sft_warm_start.py", *options, "--max_steps", "1"], CUDA_VISIBLE_DEVICES="")
     assert (tmp_path / "sft/model.safetensors").exists()
     assert not (tmp_path / "sft/adapter_config.json").exists()

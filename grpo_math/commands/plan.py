@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     main = args.cpu_memory or main_memory()
     nodes = {"gpus": gpus and gpus * policy_nodes, "cpu_gb": main * policy_nodes}
     trained = recipe.changed(vllm_server_host="the last node") if separate_server else recipe
-    answer = planner.plan(trained, configs, card, **machine, **nodes)
+    answer = planner.plan(trained, configs, **machine, **nodes)
     chosen = answer["best"] or answer
     plans = [plan for plan in (answer, answer["best"]) if plan]
     if separate_server:

@@ -1,9 +1,9 @@
 """`grpo-math plan`: whether a recipe fits these GPUs, what uses the memory, what to change, and what each GPU does.
 
 model.py reads a model's shapes and measured memory. settings.py reads the fields of a recipe that affect memory.
-memory.py adds up the bytes of each term, and seconds.py gives a lower bound of the time. devices.py assigns GPUs to
-the policy and vLLM. plan.py combines these, and picture.py writes the answer. measure.py runs layers of each kind of a
-model on tensors without memory, in a separate process.
+memory.py adds up the bytes of each term. devices.py assigns GPUs to the policy and vLLM. plan.py combines these, and
+picture.py writes the answer. measure.py runs layers of each kind of a model on tensors without memory, in a separate
+process.
 
 Loads no weights. Only the process of measure.py imports torch.
 """

@@ -1,4 +1,4 @@
-"""GPUs by name: memory, number formats, and the rates of their data sheets, from cards.yaml."""
+"""GPUs by name: memory and number formats, from cards.yaml."""
 
 import re
 from pathlib import Path
@@ -11,16 +11,9 @@ TABLES = read_yaml(Path(__file__).with_name("cards.yaml"))
 
 
 class Card(NamedTuple):
-    """GB of memory as nvidia-smi reports it, and the manufacturer's specifications (cards.yaml).
-
-    ``tflops``: dense 16-bit TFLOP/s; ``float32``: TFLOP/s in float32; ``bandwidth``: GB/s of memory;
-    ``capability``: the compute capability.
-    """
+    """GB of memory as nvidia-smi reports it, and the compute capability."""
 
     gb: float
-    tflops: float
-    bandwidth: float
-    float32: float
     capability: float
 
 
@@ -46,7 +39,7 @@ def card_of(text: str) -> Card:
     """Return a card by its name.
 
     >>> card_of("t4"), card_of("GeForce RTX 4060 Ti 16GB").gb
-    (Card(gb=15, tflops=65, bandwidth=320, float32=8.1, capability=7.5), 16)
+    (Card(gb=15, capability=7.5), 16)
     >>> card_of("5060 Ti")
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: card='5060 Ti' is sold with 8 and with 16 GB: name 5060ti-8 or 5060ti-16

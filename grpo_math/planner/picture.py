@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_math.planner import seconds
 from grpo_math.planner.memory import total
 from grpo_math.system.machine import GB
 
@@ -14,7 +13,7 @@ def picture(answer: Mapping[str, Any]) -> str:
     >>> answer = {"fits": True, "problems": [], "notes": [], "gpu_gb": 4.0,
     ...           "phases": {"training": {"base_weights": 2 * GB, "activations": GB}}, "layout": [], "why": "one GPU",
     ...           "batch": "1 prompt", "main_memory": {}, "suggestions": [], "accelerate_config": None,
-    ...           "least_time": None, "prompt_tokens": 512, "best": None, "lacking": []}
+    ...           "prompt_tokens": 512, "best": None, "lacking": []}
     >>> print("\\n".join(picture(answer).splitlines()[:3]))
     fits: 3.0 of 4 GB at the peak; largest: base weights
       base weights                   training 2.00 GB
@@ -36,8 +35,6 @@ def picture(answer: Mapping[str, Any]) -> str:
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
     if name := answer["accelerate_config"]:
         lines.append(f"accelerate config: {name} ({'the first that fits' if fits else 'as asked'})")
-    if least := answer["least_time"]:
-        lines.append(seconds.line(least))
     lines += [f"problem: {problem}" for problem in answer["problems"]]
     for number, change in enumerate(answer["suggestions"], 1):
         saves = f"  saves {change['saves_gb']:.1f} GB" if change["saves_gb"] >= 0.05 else ""

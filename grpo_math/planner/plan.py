@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from grpo_math.errors import ConfigError
-from grpo_math.planner import devices, memory, seconds
-from grpo_math.planner.cards import Card
+from grpo_math.planner import devices, memory
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.remedies import suggest
@@ -23,16 +22,14 @@ from grpo_math.system.machine import GB, main_memory
 PROMPT_TOKENS = 512
 
 
-def plan(
-    recipe: RunSettings, configs: Mapping[str, Settings | None] | None = None, card: Card | None = None, **machine: Any
-) -> Json:
+def plan(recipe: RunSettings, configs: Mapping[str, Settings | None] | None = None, **machine: Any) -> Json:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
     ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
     ``cpu_gb``: main memory, by default this machine's. ``prompt_tokens``: the longest prompt, by default
     ``vllm_max_model_length`` minus the completion length, or 512. ``configs``: the contents of accelerate configs
-    by name, of which the first that fits is chosen. ``card``: the data sheet of a GPU, for ``least_time``.
-    ``offline``: do not use the Hub and do not measure. Raises `UserError` if the recipe cannot be planned.
+    by name, of which the first that fits is chosen. ``offline``: do not use the Hub and do not measure. Raises
+    `UserError` if the recipe cannot be planned.
 
     >>> lora = {"use_peft": True, "lora_target_modules": "all-linear", "lora_dropout": 0.0}
     >>> recipe = RunSettings({"model_name_or_path": "Qwen/Qwen2.5-0.5B", "dtype": "bfloat16", **lora})
@@ -42,9 +39,8 @@ def plan(
     """
     configs = configs or {"": None}
     name, chosen = choose(recipe, configs, **machine)
-    least = seconds.least_time(chosen, card) if card and not chosen.settings.use_cpu else None
     others = {other: content for other, content in configs.items() if other != name}
-    return {**chosen.answer(), "accelerate_config": name or None, "least_time": least, **suggest(chosen, others)}
+    return {**chosen.answer(), "accelerate_config": name or None, **suggest(chosen, others)}
 
 
 def choose(recipe: RunSettings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
