@@ -21,8 +21,9 @@ offer several candidates, and position picks exactly one of them. The rules, in 
 import ast
 import re
 import unicodedata
+from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -435,7 +436,7 @@ def _opened(text: str) -> str:
             break
         text = inner[-1].text
     sentence = _SENTENCE.fullmatch(text.strip())
-    return _value(sentence[1] or text) if sentence and len(_values(sentence[1] or text)[0]) == 1 else text
+    return _value(sentence[1] or text) if sentence and len(_Sentence(sentence[1] or text).values) == 1 else text
 
 
 def _in_our_signs(text: str) -> str:
@@ -493,7 +494,7 @@ def _value_behind(text: str, label: str) -> str:
     if quoted := _QUOTED.match(text):  # JSON
         return _value(quoted[1], behind=True)
     (sentence, _), *later = _sentences(in_english(text))
-    if not _COPULA.search(label) and not _values(sentence)[1]:
+    if not _COPULA.search(label) and not _Sentence(sentence).begins_with_value:
         return ""  # "The answer to question 3 would be 5"
     value = _value(sentence, behind=True)
     introduces = ":" in label and ("=" in sentence or not sentence.startswith(value))
@@ -502,15 +503,6 @@ def _value_behind(text: str, label: str) -> str:
 
 def _has_prose(text: str) -> bool:
     return _PROSE.search(_NO_PROSE.sub("", text)) is not None
-
-
-def _values(text: str) -> tuple[list[re.Match[str]], bool, bool]:
-    """Return the values of a sentence, and whether it begins with one, and whether it has few words."""
-    items = list(_ITEM.finditer(text))
-    around = zip([None, *items], items, [*items[1:], None], strict=False)
-    values = [item for before, item, after in around if _is_value(before, item, after)]
-    values = values or [item for item in items if item["formula"]]
-    return values, bool(values) and values[0] is items[0], len(items) <= 5
 
 
 def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match[str] | None) -> bool:
@@ -586,61 +578,170 @@ def _value(text: str, behind: bool = False) -> str:
     return _value_in_prose(text, behind)
 
 
-def _value_in_prose(text: str, behind: bool) -> str:
-    """Return the value of a sentence with several words: after its last equal sign, or the first or last value."""
-    values, direct, few = _values(text)
-    if text.endswith("="):  # cut
-        return text
-    if len(values) > 1 and "=" not in text:
-        purposes = (_PURPOSE.search(text, one.end(), two.start()) for one, two in pairwise(values))
-        purpose = next(filter(None, purposes), None)
-        counted = purpose and purpose.group()[-1] == " " and _COPULA.search(text, purpose.end())  # 12 for 3 hours is 36
-        if purpose and not counted and not _NEW_CLAUSE.search(text, purpose.end(), values[-1].start()):
-            return _value(text[: purpose.start()], behind)
-    if few and (not values or ("=" not in text and direct and (not behind or len(values) == 1))):
-        return text if not (values and _CHOICE.fullmatch(values[0].group())) else _choice(text, values[0])
+class _Sentence:
+    """A sentence with several words. ``behind``: it follows a label such as "the answer is" directly."""
+
+    def __init__(self, text: str, behind: bool = False) -> None:
+        self.text, self.behind = text, behind
+        self.items = list(_ITEM.finditer(text))
+        around = zip([None, *self.items], self.items, [*self.items[1:], None], strict=False)
+        values = [item for before, item, after in around if _is_value(before, item, after)]
+        self.values = values or [item for item in self.items if item["formula"]]
+        self.begins_with_value = bool(self.values) and self.values[0] is self.items[0]
+
+    @cached_property
+    def equal(self) -> int:
+        """The place of the last equal sign outside formulas, or -1."""
+        return max((item.start() for item in self.items if item.group() == "="), default=-1)
+
+    @cached_property
+    def has_candidates(self) -> bool:
+        """True if several values behind a label may be meant, and no equal sign decides."""
+        several = self.behind and len(self.values) > 1 and self.equal < 0
+        return several and (not self.begins_with_value or _mixed(self.text, self.values))
+
+    @cached_property
+    def chosen(self) -> re.Match[str]:
+        """The value that counts: the first directly behind a label, else the first after an equal sign, or the last."""
+        first, last = self.values[0], self.values[-1]
+        if self.has_candidates:
+            return last  # of "8 pens cost 12"
+        later = [item for item in self.values if item.start() > self.equal >= 0]
+        is_first = self.behind and self.begins_with_value
+        chosen = later[0] if later else first if is_first else last
+        if is_first and first.group().strip(_AT_END) != chosen.group().strip(_AT_END):
+            # A calculation leads to the value after its equal sign. "42, because 6 * 7 = 42" begins with its value.
+            pairs = [(one, two) for one, two in pairwise(self.values) if self.equal < 0 or two.start() <= self.equal]
+            gaps = [self.text[one.end() : two.start()] for one, two in pairs]
+            if _CAUSE.search(" ".join(gaps[:1])) or not all(map(_OPERATOR.search, gaps)):
+                return first
+        return chosen
+
+    @cached_property
+    def chosen_text(self) -> str:
+        text = self.chosen.group()
+        return text.rstrip(" ,;:!?*" if text.endswith("...") else " .,;:!?*")
+
+    @cached_property
+    def changed(self) -> re.Match[str] | None:
+        """Words before the chosen value that change it, as in "minus 5"."""
+        pattern, place = _CHANGED_ASCII if self.text.isascii() else _CHANGED, self.chosen.start()
+        return pattern.search(self.text, max(0, place - 60), place)
+
+    @cached_property
+    def start(self) -> int:
+        """The place at which the answer with the chosen value begins."""
+        if self.equal >= 0 and (unsolved := _UNSOLVED.search(self.text, 0, self.equal)):
+            return unsolved.start()
+        return min((self.changed or self.chosen).start(), self._first_listed().start())
+
+    def _first_listed(self) -> re.Match[str]:
+        """Return the first value of a list that ends with the chosen one, as in "3, 4 and 5"."""
+        values, chosen = self.values, self.chosen
+        if self.behind or self.equal >= 0 or len(values) < 2 or _CHOICE.fullmatch(self.chosen_text):
+            return chosen
+        joined = _BOTH.fullmatch(self.text, values[-2].end(), chosen.start())
+        if not joined or not (joined["or"] or "=" not in values[-2].group() + self.chosen_text):
+            return chosen
+        # The list begins behind the last gap that is not a comma.
+        ends = [one.end() for one, two in pairwise(values[:-1]) if self.text[one.end() - 1 : two.start()] != ", "]
+        return next(one for one in values if one.start() >= max(ends, default=0))
+
+
+# The readings of a sentence, each with the answer or None. The first answer wins.
+
+
+def _cut_calculation(sentence: _Sentence) -> str | None:
+    """Return a sentence that was cut behind an equal sign."""
+    return sentence.text if sentence.text.endswith("=") else None
+
+
+def _before_purpose(sentence: _Sentence) -> str | None:
+    """Return the value before a clause that only describes it: "12 dollars to buy 5 pens"."""
+    text, values = sentence.text, sentence.values
+    if len(values) < 2 or "=" in text:
+        return None
+    purposes = (_PURPOSE.search(text, one.end(), two.start()) for one, two in pairwise(values))
+    purpose = next(filter(None, purposes), None)
+    if purpose is None or _NEW_CLAUSE.search(text, purpose.end(), values[-1].start()):
+        return None
+    if purpose.group()[-1] == " " and _COPULA.search(text, purpose.end()):
+        return None  # "12 for 3 hours is 36"
+    return _value(text[: purpose.start()], sentence.behind)
+
+
+def _few_words(sentence: _Sentence) -> str | None:
+    """Return the whole of a short sentence without a value, or with a value at its beginning."""
+    text, values = sentence.text, sentence.values
+    if len(sentence.items) > 5:
+        return None
     if not values:
-        return ""
-    if not (behind and direct) and (solutions := _SOLUTIONS.search(text)):
-        return solutions.group()
-    # The result of a calculation follows its equal sign: "6 * 7 = 42 eggs in 3 days".
-    equal = max((item.start() for item in _ITEM.finditer(text) if item.group() == "="), default=-1)
-    later = [item for item in values if item.start() > equal]
-    chosen = later[0] if later and equal >= 0 else values[0 if direct and behind else -1]
-    if behind and len(values) > 1:
-        gaps = [text[one.end() : two.start()] for one, two in pairwise(values) if equal < 0 or two.start() <= equal]
-        if (
-            direct
-            and (_CAUSE.search(" ".join(gaps[:1])) or not all(map(_OPERATOR.search, gaps)))
-            and values[0].group().strip(_AT_END) != chosen.group().strip(_AT_END)
-        ):
-            chosen = values[0]  # of "42, because 6 * 7 = 42"
-        if equal < 0 and (not direct or _mixed(text, values)):
-            if _PREDICATE.search(text, values[-2].end(), values[-1].start()) is None or _ALTERNATIVE.search(text):
-                return text
-            chosen = values[-1]  # of "8 pens cost 12"
-    for one, two in pairwise(values):
-        near = chosen in (one, two) and one.start() > equal and two.start() - one.end() < 40
-        between = text[one.end() : two.start()] if near else ""
+        return text
+    if "=" in text or not sentence.begins_with_value or (sentence.behind and len(values) > 1):
+        return None
+    return _choice(text, values[0]) if _CHOICE.fullmatch(values[0].group()) else text
+
+
+def _without_value(sentence: _Sentence) -> str | None:
+    return None if sentence.values else ""
+
+
+def _solutions(sentence: _Sentence) -> str | None:
+    """Return several values of one name: "x = 2 or x = -3"."""
+    if sentence.behind and sentence.begins_with_value:
+        return None
+    solutions = _SOLUTIONS.search(sentence.text)
+    return solutions.group() if solutions else None
+
+
+def _undecided(sentence: _Sentence) -> str | None:
+    """Return the whole sentence if several values behind a label may be meant."""
+    text, values = sentence.text, sentence.values
+    if not sentence.has_candidates:
+        return None
+    is_predicate = _PREDICATE.search(text, values[-2].end(), values[-1].start()) is not None
+    return None if is_predicate and not _ALTERNATIVE.search(text) else text
+
+
+def _alternatives(sentence: _Sentence) -> str | None:
+    """Return two values of which one is not meant: "5 or maybe 6"."""
+    text, chosen = sentence.text, sentence.chosen
+    for one, two in pairwise(sentence.values):
+        is_near = one.start() > sentence.equal and two.start() - one.end() < 40
+        between = text[one.end() : two.start()] if chosen in (one, two) and is_near else ""
         if _OTHERWISE.search(between) and not _SO.search(between):
             return text[one.start() :]
-    value = chosen.group().rstrip(" ,;:!?*" if chosen.group().endswith("...") else " .,;:!?*")
-    listed = [chosen]
-    if not behind and equal < 0 and len(values) > 1 and not _CHOICE.fullmatch(value):
-        joined = _BOTH.fullmatch(text, values[-2].end(), chosen.start())
-        if joined and (joined["or"] or "=" not in values[-2].group() + value):
-            ends = [one.end() for one, two in pairwise(values[:-1]) if text[one.end() - 1 : two.start()] != ", "]
-            listed = [one for one in values if one.start() >= max(ends, default=0)]
-    # A word before a value may change it, as in "minus 5", and words after a value may be its unit.
-    changed = (_CHANGED_ASCII if text.isascii() else _CHANGED).search(text, max(0, chosen.start() - 60), chosen.start())
-    if _CHOICE.fullmatch(value) and not changed:
-        return _choice(text, chosen)
-    start = min((changed or chosen).start(), listed[0].start())
-    if equal >= 0 and (unsolved := _UNSOLVED.search(text, 0, equal)):
-        start = unsolved.start()
-    if equal >= 0 and (more := _MORE.match(text, chosen.end())) and not _NOT.search(text, 0, chosen.start()):
-        return text[start : more.end()]
+    return None
+
+
+def _chosen_choice(sentence: _Sentence) -> str | None:
+    is_choice = _CHOICE.fullmatch(sentence.chosen_text) and not sentence.changed
+    return _choice(sentence.text, sentence.chosen) if is_choice else None
+
+
+def _with_more_terms(sentence: _Sentence) -> str | None:
+    """Return the chosen value with the terms behind it: "- 3" behind "-5x"."""
+    text, chosen = sentence.text, sentence.chosen
+    more = _MORE.match(text, chosen.end()) if sentence.equal >= 0 else None
+    return text[sentence.start : more.end()] if more and not _NOT.search(text, 0, chosen.start()) else None
+
+
+def _with_unit(sentence: _Sentence) -> str:
+    """Return the chosen value with the words before it that change it, and with the unit behind it."""
+    text, chosen, value = sentence.text, sentence.chosen, sentence.chosen_text
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
     if unit and not text.isascii() and _SHORT.match(unit.group()) and measure(unit.group()) is None:
         unit = None  # "19 em" in Vietnamese: not a product
-    return text[start : unit.end() if unit else chosen.start() + len(value)].strip()
+    return text[sentence.start : unit.end() if unit else chosen.start() + len(value)].strip()
+
+
+_READINGS: tuple[Callable[[_Sentence], str | None], ...] = (
+    *(_cut_calculation, _before_purpose, _few_words, _without_value, _solutions),
+    *(_undecided, _alternatives, _chosen_choice, _with_more_terms, _with_unit),
+)
+
+
+def _value_in_prose(text: str, behind: bool) -> str:
+    """Return the value of a sentence with several words: after its last equal sign, or the first or last value."""
+    sentence = _Sentence(text, behind)
+    return next(answer for read in _READINGS if (answer := read(sentence)) is not None)
