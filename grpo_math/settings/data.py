@@ -5,12 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_math.settings.declare import Rule, setting
+from grpo_math.settings.declare import Facts, Rule, setting
 from grpo_math.system.reading import is_table
 
 # Values of prompt_template: the placeholder in a user's text, which alone makes the problem the user's message; and the
 # prompt of the row, unchanged.
 PROBLEM, AS_IS = "{problem}", "as_is"
+
+
+FACTS: Facts = {"dataset_limit": {"ge": 1}}
 
 
 @dataclass
@@ -30,7 +33,7 @@ class Data:
     dataset_split: str = setting(
         "train", "The split to train on, or a part of it: train[200:] leaves 200 to evaluate on."
     )
-    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.", ge=1)
+    dataset_limit: int | None = setting(None, "Train on at most this many problems, drawn by the seed.")
     skip_bad_rows: bool = setting(False, "Count and report bad rows, which grpo-math audit lists, instead of stopping.")
     prompt_template: str | None = setting(
         None,

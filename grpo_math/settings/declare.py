@@ -1,7 +1,8 @@
 """How the modules of settings/ state a setting (`setting`) and a rule for several settings (`Rule`).
 
-A topic is one module: a dataclass has our own fields and the facts that follow from them, ``RULES`` has the rules that
-a script obeys too, and ``PROGRAM_RULES`` the rules for recipes alone. trl_fields.yaml has the fields of TRL.
+A topic is one module: a dataclass has our own fields and the properties that follow from them, ``FACTS`` has their
+limits, ``RULES`` the rules that a script obeys too, and ``PROGRAM_RULES`` the rules for recipes alone. trl_fields.yaml
+has the fields of TRL.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,22 +15,19 @@ if TYPE_CHECKING:
 LEAVE = "leave it out"
 
 
-class Metadata(dict[str, Any]):
-    """The facts about a setting. TRL's parser copies them for argparse, which takes ``help`` only."""
-
-    def copy(self) -> dict[str, Any]:
-        return {"help": self["help"]}
+# The facts about settings, by name: limits (``ge: 0``), choices, what a resumed run may do (``resume``: may_change or
+# must_match), and ``shapes_rollout``: a half-trained rollout fits only the same value.
+Facts = dict[str, dict[str, Any]]
 
 
-def setting(default: Any, help: str, **facts: Any) -> Any:
-    """Return a dataclass field. ``facts``: limits (``ge=0``) and choices; ``resume``: may_change or must_match, what a
-    resumed run may do; ``shapes_rollout``: a half-trained rollout fits only the same value.
+def setting(default: Any, help: str) -> Any:
+    """Return a dataclass field. Its metadata is the help alone, because transformers' parser passes them to argparse.
 
-    >>> setting(["accuracy"], "Reward functions.").metadata["help"], setting(8, "Completions.").default
-    ('Reward functions.', 8)
+    >>> setting(["accuracy"], "Reward functions.").metadata, setting(8, "Completions.").default
+    (mappingproxy({'help': 'Reward functions.'}), 8)
     """
     argument: dict[str, Any] = {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
-    return field(**argument, metadata=Metadata(help=help, **facts))
+    return field(**argument, metadata={"help": help})
 
 
 class Rule(NamedTuple):

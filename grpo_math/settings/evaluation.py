@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, setting, without
+from grpo_math.settings.declare import Facts, Rule, setting, without
+
+FACTS: Facts = {"eval_n": {"ge": 0}, "heldout_every": {"ge": 0}}
 
 
 @dataclass
@@ -16,10 +18,9 @@ class Evaluation:
         None,
         "Problems that are evaluated before and after training. 0: none. Default: 128, or fewer if fewer are "
         "held out; 0 if no process contains the whole model and vLLM is off.",
-        ge=0,
     )
     heldout_every: int = setting(
-        0, "Evaluate every this many steps during training: short for eval_strategy: steps and eval_steps.", ge=0
+        0, "Evaluate every this many steps during training: short for eval_strategy: steps and eval_steps."
     )
     heldout: list[dict] = setting(
         [],

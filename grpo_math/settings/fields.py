@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, require_choice
-from grpo_math.settings.own import ProgramFields, TrainerFields
+from grpo_math.settings.declare import Facts
+from grpo_math.settings.own import TOPICS, ProgramFields, TrainerFields
 from grpo_math.system.user_functions import is_user_function
 from grpo_math.system.yaml_files import read_yaml
 
@@ -37,8 +38,9 @@ CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils
 COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
 TABLES = read_yaml(Path(__file__).with_name("trl_fields.yaml"))
-# The facts about fields of TRL and transformers: by name of the field.
-TRL_FACTS: dict[str, dict[str, Any]] = TABLES["fields"]
+# The facts about fields of TRL and transformers, and about our own: by name of the field.
+TRL_FACTS: Facts = TABLES["fields"]
+OUR_FACTS: Facts = {name: facts for topic in TOPICS for name, facts in getattr(topic, "FACTS", {}).items()}
 WORDS = {"gt": "above {}", "ge": "of {} or more", "lt": "below {}", "le": "up to {}"}
 logger = logging.getLogger(__name__)
 OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be true or false
@@ -46,7 +48,7 @@ OR_BOOL = ("scale_rewards", "resume_from_checkpoint")  # texts that may also be 
 
 class Field(NamedTuple):
     """A field of a recipe. ``kinds``: the names in the annotation, such as {"int", "None"}; ``item``: the kind of a
-    list's items; ``facts``: as in `declare.setting` and trl_fields.yaml."""
+    list's items; ``facts``: as in `declare.Facts` and trl_fields.yaml."""
 
     name: str
     kinds: frozenset[str]
@@ -150,7 +152,7 @@ def _declared(one: dataclasses.Field[Any]) -> Field:
     made: Any = one.default_factory
     default = made() if one.default is dataclasses.MISSING else one.default
     annotation = one.type.__name__ if type(one.type) is type else str(one.type)
-    return Field(one.name, *_kinds(annotation), default, {**one.metadata})
+    return Field(one.name, *_kinds(annotation), default, {**one.metadata, **OUR_FACTS.get(one.name, {})})
 
 
 def _theirs(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:

@@ -5,7 +5,7 @@ Surrogate and reduction are two settings, ``surrogate`` and ``loss_type``. Three
 
 from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, setting, without
+from grpo_math.settings.declare import Facts, Rule, setting, without
 from grpo_math.settings.trl_types import GRPOConfig
 from grpo_math.system.machine import launched_with
 from grpo_math.system.user_functions import is_user_function
@@ -40,6 +40,28 @@ def surrogate_and_reduction(surrogate: str, loss_type: str) -> tuple[str, str]:
     return named if surrogate == "clip" else surrogate, reduction
 
 
+FACTS: Facts = {
+    "baseline": {
+        "choices": (
+            *("group_mean", "leave_one_out", "quantile", "length_weighted", "none"),
+            *OF_VERDICTS,
+            "module:function",
+        )
+    },
+    "train_completions": {"ge": 0, "shapes_rollout": True},
+    "k": {"ge": 2},
+    "advantage_eps": {"gt": 0},
+    "surrogate": {
+        "choices": ("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
+        "shapes_rollout": True,
+    },
+    "dppo_high": {"gt": 0, "le": 1},
+    "dppo_low": {"gt": 0, "le": 1},
+    "kl_estimator": {"choices": ("k3", "k1", "k2", "advantage")},
+    "reference_refresh_steps": {"ge": 0},
+}
+
+
 @dataclass
 class Loss(GRPOConfig):
     """Advantage and loss."""
@@ -49,44 +71,29 @@ class Loss(GRPOConfig):
         "The baseline subtracted from a reward: group_mean, leave_one_out, quantile, length_weighted, or none. "
         "pass_at_k, w_reinforce, nsr: advantages of verdicts. Or module:function, which turns rewards (P, G) into "
         "advantages (P, G).",
-        choices=(
-            *("group_mean", "leave_one_out", "quantile", "length_weighted", "none"),
-            *OF_VERDICTS,
-            "module:function",
-        ),
     )
     train_completions: int = setting(
-        0,
-        "Train on this many completions of each prompt: those whose rewards vary most (PODS); 0: on all.",
-        ge=0,
-        shapes_rollout=True,
+        0, "Train on this many completions of each prompt: those whose rewards vary most (PODS); 0: on all."
     )
-    k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.", ge=2)
+    k: int = setting(4, "The k of baseline pass_at_k: less than num_generations.")
     advantage_eps: float = setting(
-        1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6.", gt=0
+        1e-4, "Added to the standard deviation that divides an advantage. Shipped recipes have 1e-6."
     )
     surrogate: str = setting(
         "clip",
         "The loss of a token, which loss_type reduces. clip: PPO's. reinforce: the score function. gmpo: the geometric "
         "mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. dppo, dppo_kl: the ratio "
         "to the sampler, without tokens that moved too far. Or module:function.",
-        choices=("clip", "reinforce", "gmpo", "cispo", "dppo", "dppo_kl", "sapo", "vespo", "module:function"),
-        shapes_rollout=True,
     )
-    dppo_high: float = setting(
-        0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).", gt=0, le=1
-    )
-    dppo_low: float = setting(
-        0.2, "How far dppo lets the probability of a token with A < 0 fall (dppo_kl: in nats).", gt=0, le=1
-    )
+    dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).")
+    dppo_low: float = setting(0.2, "How far dppo lets the probability of a token with A < 0 fall (dppo_kl: in nats).")
     kl_estimator: str = setting(
         "k3",
         "The estimator of the KL to the reference (its weight is beta): k3 (TRL's), k1, k2, or advantage (k1 is taken "
         "from each token's advantage).",
-        choices=("k3", "k1", "k2", "advantage"),
     )
     reference_refresh_steps: int = setting(
-        0, "Every this many optimizer steps, the reference of the KL term becomes the current policy; 0: never.", ge=0
+        0, "Every this many optimizer steps, the reference of the KL term becomes the current policy; 0: never."
     )
     reference_model: str | None = setting(
         None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, setting
+from grpo_math.settings.declare import Facts, Rule, setting
 from grpo_math.settings.loss import OF_VERDICTS
 from grpo_math.settings.trl_types import GRPOConfig
 
@@ -16,13 +16,14 @@ class Rewards:
     )
 
 
+FACTS: Facts = {"grade_timeout": {"gt": 0}}
+
+
 @dataclass
 class Grading(GRPOConfig):
     """Rewards and grading."""
 
-    grade_timeout: float = setting(
-        5.0, "Seconds of CPU time for grading one answer, to raise if many are uncheckable.", gt=0
-    )
+    grade_timeout: float = setting(5.0, "Seconds of CPU time for grading one answer, to raise if many are uncheckable.")
 
 
 PROGRAM_RULES = [

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, entries, setting, without
+from grpo_math.settings.declare import Facts, Rule, entries, setting, without
+
+FACTS: Facts = {
+    "prompts_per_step": {"ge": 0},
+    "dry_run": {"resume": "may_change"},
+    "measure": {"resume": "may_change"},
+    "resume": {"choices": ("auto", "force"), "resume": "may_change"},
+    "watchdog_minutes": {"ge": 0, "resume": "may_change"},
+}
 
 
 @dataclass
@@ -13,30 +21,22 @@ class Run:
         0,
         "Prompts in one optimizer step, over all processes. per_device_train_batch_size then limits the rows of "
         "one pass. 0: TRL's own fields decide.",
-        ge=0,
     )
-    dry_run: bool = setting(
-        False, "Do everything before the first step except the evaluation, then stop.", resume="may_change"
-    )
+    dry_run: bool = setting(False, "Do everything before the first step except the evaluation, then stop.")
     measure: bool = setting(
         False,
         "Train on two rollouts of full length (on a CPU: one, cut short), print seconds, hours and memory, and keep "
         "nothing.",
-        resume="may_change",
     )
     resume: str = setting(
         "auto",
         "If output_dir already contains a run: auto continues it if its settings are the same, force continues "
         "it with the new settings.",
-        choices=("auto", "force"),
-        resume="may_change",
     )
     watchdog_minutes: float = setting(
         20.0,
         "After this many minutes without a step, every rank prints its stacks. 0: off. Keep it below ddp_timeout "
         "(30 minutes).",
-        ge=0,
-        resume="may_change",
     )
 
     @property

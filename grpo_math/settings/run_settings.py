@@ -12,6 +12,7 @@ AttributeError: settings do not change: use changed(beta=...)
 """
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 from grpo_math.settings.fields import defaults
@@ -31,7 +32,8 @@ class RunSettings(ProgramFields, TrainerFields, ModelConfig):
     num_generations: int
 
     def __init__(self, explicit: Mapping[str, Any]) -> None:
-        vars(self).update({**defaults(), **explicit, "explicit": frozenset(explicit)})
+        # Copies of the lists among the defaults, which all settings would share.
+        vars(self).update({**deepcopy(defaults()), **explicit, "explicit": frozenset(explicit)})
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"settings do not change: use changed({name}=...)")

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, setting
+from grpo_math.settings.declare import Facts, Rule, setting
 from grpo_math.settings.trl_types import GRPOConfig
+
+FACTS: Facts = {"resample_groups": {"ge": 0}, "max_tokens_per_micro_batch": {"ge": 0}, "max_nonfinite_steps": {"ge": 1}}
 
 
 @dataclass
@@ -14,7 +16,6 @@ class Update(GRPOConfig):
         0,
         "Dynamic sampling, as in DAPO: extra rounds in which groups that are all correct or all wrong are "
         "replaced by fresh prompts; 0: none.",
-        ge=0,
     )
     pack_updates: bool = setting(
         True,
@@ -25,7 +26,6 @@ class Update(GRPOConfig):
         0,
         "The most tokens in one pass of a packed update; a longer completion stays whole. 0: as many as TRL's "
         "padded micro-batch would have.",
-        ge=0,
     )
     activation_offloading: bool = setting(
         False,
@@ -42,7 +42,6 @@ class Update(GRPOConfig):
         10,
         "A step whose gradient is not finite changes no weight. This many of them in a row end the run, with a "
         "checkpoint.",
-        ge=1,
     )
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_math.settings.declare import Rule, entries, has_field, setting, without
+from grpo_math.settings.declare import Facts, Rule, entries, has_field, setting, without
 from grpo_math.settings.trl_types import GRPOConfig
 from grpo_math.system.addresses import NO_ADDRESS, is_address, is_this_machine
 
@@ -20,6 +20,14 @@ BIASING = (
 )
 
 
+FACTS: Facts = {
+    "vllm_sync": {"choices": ("adapter", "merged")},
+    "staleness": {"ge": 0, "le": 1},
+    "geometric_mask_low": {"gt": 0, "le": 1},
+    "geometric_mask_high": {"ge": 1},
+}
+
+
 @dataclass
 class Vllm(GRPOConfig):
     """vLLM."""
@@ -28,7 +36,6 @@ class Vllm(GRPOConfig):
         "adapter",
         "The weights sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every "
         "weight, as TRL does, also for DoRA and modules_to_save, which vLLM refuses in an adapter.",
-        choices=("adapter", "merged"),
     )
     vllm_share_weights: bool = setting(
         False, "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base."
@@ -37,13 +44,11 @@ class Vllm(GRPOConfig):
         0,
         "1: the vLLM server samples the next batch while this one is trained on (arXiv 2410.18252), and the loss is "
         "corrected for that. 0: they take turns.",
-        ge=0,
-        le=1,
     )
     geometric_mask_low: float = setting(
-        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion.", gt=0, le=1
+        0.99, "With geometric_mask: the lowest mean ratio to vLLM of a kept completion."
     )
-    geometric_mask_high: float = setting(1.01, "The highest mean ratio.", ge=1)
+    geometric_mask_high: float = setting(1.01, "The highest mean ratio.")
 
     @property
     def generation(self) -> str:

@@ -92,7 +92,7 @@ def test_the_fields_and_their_defaults_are_those_of_the_real_classes():
 
 
 def test_every_range_is_of_a_field_and_every_default_is_taken():
-    assert settings_fields.TRL_FACTS.keys() <= settings_fields.fields().keys()
+    assert settings_fields.TRL_FACTS.keys() | settings_fields.OUR_FACTS.keys() <= settings_fields.fields().keys()
     for field in settings_fields.fields().values():
         for value in field.default if isinstance(field.default, list) else [field.default]:
             field.refuse(value, value)

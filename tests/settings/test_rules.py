@@ -26,6 +26,11 @@ def test_each_word_of_a_rule_names_a_setting():
     assert [word for rule in RULES for word in rule.fields.split() if not named(word)] == []
 
 
+def test_settings_share_no_list_of_the_defaults():
+    RunSettings({}).rewards.append("format")
+    assert RunSettings({}).rewards == ["accuracy"]
+
+
 class Recorder:
     """Settings that remember which of them are read."""
 

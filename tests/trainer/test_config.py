@@ -7,7 +7,9 @@ import pytest
 import torch
 from small_families import tiny_model
 from small_trainers import KINDS, config, letters, make
-from trl import GRPOConfig, ModelConfig
+from transformers import HfArgumentParser
+from transformers.hf_argparser import HfArg
+from trl import GRPOConfig, ModelConfig, ScriptArguments, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.report.run_dir import read_run
@@ -128,6 +130,16 @@ def test_a_recipe_becomes_the_settings_of_a_run_and_what_a_class_refuses_is_one_
     for field, value, message in (("optim", "sdg", "sdg"), ("tf32", "true", r"tf32=True is refused \(--tf32 requires")):
         with pytest.raises(UserError, match=message):
             build_settings(read([*words, f"--{field}", value]))
+
+
+@pytest.mark.parametrize("parser", [HfArgumentParser, TrlParser])
+def test_the_parsers_of_transformers_and_trl_take_the_class_and_a_subclass_with_its_own_metadata(parser, tmp_path):
+    words = ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false"]
+    own = HfArg(default="nsr", help="Own.", aliases="-o", metadata={"choices": ["none", "nsr"]})
+    mine = make_dataclass("Mine", [("baseline", str, own)], bases=(MathGRPOConfig,))
+    for kind, more, value in ((MathGRPOConfig, ["--dppo_low", "0.5"], "group_mean"), (mine, ["-o", "none"], "none")):
+        _, args, _ = parser((ScriptArguments, kind, ModelConfig)).parse_args_into_dataclasses(words + more)
+        assert (type(args), args.baseline, args.dppo_low) == (kind, value, 0.2 if kind is mine else 0.5)
 
 
 @pytest.mark.parametrize("base", [GRPOConfig, MathGRPOConfig])
