@@ -61,12 +61,7 @@ def run(args: argparse.Namespace) -> Answer:
     rows: list[dict[str, Any]] = []
     trains = True
     with tempfile.TemporaryDirectory() as folder, in_float32(), _quiet(), transformers_bars(0):
-        every = [*checks(folder, args.vllm)]
-        chosen = [check for check in every if args.only in check.name]
-        if not chosen:
-            names = " | ".join(check.name for check in every)
-            raise ConfigError("only", args.only, "is in the name of no check", f"use a word of {names}")
-        for check in chosen:
+        for check in _chosen([*checks(folder, args.vllm)], args.only):
             if "training" in check.name and not trains:
                 continue
             started, measured, note = time.perf_counter(), math.inf, ""
@@ -92,13 +87,7 @@ def run(args: argparse.Namespace) -> Answer:
             if not args.json:
                 print(_line(row), flush=True)
     ok = all(row["ok"] for row in rows)
-    unsaved = ""
-    if ok and not args.only:
-        try:
-            contract.passed().parent.mkdir(parents=True, exist_ok=True)
-            contract.passed().touch()
-        except OSError as error:
-            unsaved = f" (runs go on warning, because {error.filename} cannot be written: {error.strerror})"
+    unsaved = _remember_pass() if ok and not args.only else ""
     installed = {name: versions()[name] for name in SHOWN if name in versions()}
     machine = hardware()
     device = machine.get("gpu") or f"CPU, {machine['threads']} threads"
@@ -109,6 +98,24 @@ def run(args: argparse.Namespace) -> Answer:
     )
     answer = {"ok": ok, "checks": rows, "untested": differences, "versions": installed, "machine": machine}
     return Answer(answer, "\n".join(text), ok)
+
+
+def _chosen(checks: list[Any], word: str) -> list[Any]:
+    chosen = [check for check in checks if word in check.name]
+    if not chosen:
+        names = " | ".join(check.name for check in checks)
+        raise ConfigError("only", word, "is in the name of no check", f"use a word of {names}")
+    return chosen
+
+
+def _remember_pass() -> str:
+    """End the warnings of runs. Return "", or words about a file that cannot be written."""
+    try:
+        contract.passed().parent.mkdir(parents=True, exist_ok=True)
+        contract.passed().touch()
+    except OSError as error:
+        return f" (runs go on warning, because {error.filename} cannot be written: {error.strerror})"
+    return ""
 
 
 def _line(row: dict[str, Any]) -> str:
