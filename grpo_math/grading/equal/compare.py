@@ -10,6 +10,7 @@ Does not import sympy, and takes at most about 10 ms in the calling process: a l
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
@@ -106,24 +107,13 @@ def compare(
 
 
 def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Comparison, str]:
-    gold, answer, raw = clean(gold), clean(answer), answer
-    if not gold:
-        return Verdict.BAD_GOLD, "the gold is empty"
-    if len(answer) > MAX_CHARACTERS:
-        return Verdict.UNCHECKABLE, f"longer than {MAX_CHARACTERS} characters"
-    if not answer:
-        return Verdict.NO_ANSWER, "the answer is empty"
-    if _spaceless(gold) == _spaceless(answer):
-        return Verdict.CORRECT, "same text"
-    if not beyond(gold) and not AFFIRMED.match(answer):
-        answer = _without_quantity(answer)
-    if CONSTANT.search(gold):
-        gold, answer = (CONSTANT.sub("+C", side) for side in (gold, answer))
-    if GOLD_CHOICE.match(gold) is None:
-        answer = CHOICE.sub("", answer)  # the text of a choice
-    decided = same_words(gold, answer, compare)
-    if decided is not UNDECIDED:
-        return (Verdict.CORRECT if decided is EQUAL else Verdict.WRONG), "text"
+    raw, gold, answer = answer, clean(gold), clean(answer)
+    if decided := _by_text(gold, answer):
+        return decided
+    gold, answer = _of_one_form(gold, answer)
+    same = same_words(gold, answer, compare)
+    if same is not UNDECIDED:
+        return (Verdict.CORRECT if same is EQUAL else Verdict.WRONG), "text"
     try:
         golds = readings(gold)[: 1 if THOUSANDS.fullmatch(gold) else None]  # a gold answer 1,200 is not a list
     except TooLarge as error:
@@ -132,22 +122,52 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
         answers = readings(answer, True)
     except TooLarge as error:
         return Verdict.UNCHECKABLE, f"the answer is {error}"
+    if not answers and not (for_math_verify(strip_wrappers(raw)) and for_math_verify(answer)):
+        return Verdict.UNPARSEABLE, "the answer cannot be read"
+    if not golds and not beyond(gold):
+        return Verdict.WRONG, "text"
     if not golds or not answers:
-        if not answers and not (for_math_verify(strip_wrappers(raw)) and for_math_verify(answer)):
-            return Verdict.UNPARSEABLE, "the answer cannot be read"
-        if not golds and not beyond(gold):
-            return Verdict.WRONG, "text"
         return UNDECIDED, "unreadable"
-    # If both have a unit, readings without a unit do not count.
-    united = [(g, a) for g in golds for a in answers if g.unit is not None and a.unit is not None]
-    agreed = [(g, a) for g, a in united if units.agree(g.unit, a.unit)]
-    pairs = [(g.tree, a.tree) for g, a in (agreed if united else product(golds, answers))]
-    converted = ((g.tree, a.tree, units.ratio(g.unit, a.unit)) for g, a in united if not agreed)
-    pairs += [(gold_tree, Product((Number(ratio), tree))) for gold_tree, tree, ratio in converted if ratio]
-    results = {equal(gold_tree, tree, rules) for gold_tree, tree in pairs}
+    results = {equal(gold_tree, tree, rules) for gold_tree, tree in _pairs(golds, answers)}
     if EQUAL in results:
         return Verdict.CORRECT, "trees"
     return (UNDECIDED, "") if UNDECIDED in results else (Verdict.WRONG, "trees")
+
+
+def _by_text(gold: str, answer: str) -> tuple[Verdict, str] | None:
+    """Return the verdict on two cleaned texts that are the same, empty or too long; None for others."""
+    if not gold:
+        return Verdict.BAD_GOLD, "the gold is empty"
+    if len(answer) > MAX_CHARACTERS:
+        return Verdict.UNCHECKABLE, f"longer than {MAX_CHARACTERS} characters"
+    if not answer:
+        return Verdict.NO_ANSWER, "the answer is empty"
+    return (Verdict.CORRECT, "same text") if _spaceless(gold) == _spaceless(answer) else None
+
+
+def _of_one_form(gold: str, answer: str) -> tuple[str, str]:
+    r"""Return both texts without what only one of them needs: a quantity that is asked for, the letter of a choice,
+    another name of the constant of an integral.
+
+    >>> _of_one_form("12", "(B) 12"), _of_one_form("x^2 + C", "x^2 + k"), _of_one_form("4", r"\int_0^2 x^3 dx = 4")
+    (('12', '12'), ('x^2+C', 'x^2+C'), ('4', '4'))
+    """
+    if not beyond(gold) and not AFFIRMED.match(answer):
+        answer = _without_quantity(answer)
+    if CONSTANT.search(gold):
+        gold, answer = (CONSTANT.sub("+C", side) for side in (gold, answer))
+    return gold, answer if GOLD_CHOICE.match(gold) else CHOICE.sub("", answer)
+
+
+def _pairs(golds: Sequence[Reading], answers: Sequence[Reading]) -> list[tuple[Tree, Tree]]:
+    """Return the pairs of trees of which one has to be equal. If both have a unit, other readings do not count."""
+    united = [(g, a) for g in golds for a in answers if g.unit is not None and a.unit is not None]
+    if not united:
+        return [(g.tree, a.tree) for g, a in product(golds, answers)]
+    if agreed := [(g.tree, a.tree) for g, a in united if units.agree(g.unit, a.unit)]:
+        return agreed
+    converted = [(g.tree, a.tree, units.ratio(g.unit, a.unit)) for g, a in united]
+    return [(gold_tree, Product((Number(ratio), tree))) for gold_tree, tree, ratio in converted if ratio]
 
 
 def value(text: str) -> Fraction | None:

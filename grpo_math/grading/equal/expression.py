@@ -10,6 +10,7 @@ and limits, which Math-Verify reads.
 """
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import chain
 
@@ -275,40 +276,45 @@ class _Reader(Scanner):
 
     def command(self) -> Tree:
         if self.take("\\{"):
-            if self.take("\\}"):
-                return Set(())
-            return self.members("\\}")
+            return Set(()) if self.take("\\}") else self.members("\\}")
         if self.peek("\\begin"):
             return self.matrix()
         command = self.match(notation.COMMAND)
         if command is None:
             raise Unreadable("a stray backslash")
         name = command[1]
-        if name in ("frac", "binom", "dbinom", "tbinom"):
-            above, below = self.argument(), self.argument()
-            return Quotient(above, below) if name == "frac" else Call((above, below), "binom")
-        if name == "sqrt":
-            if not self.take("["):
-                return Call((self.argument(),), "sqrt")
-            degree = self.sum()
-            self.need("]")
-            return Power(self.argument(), Quotient(ONE, degree))
-        if name in ("pi", "infty", "emptyset"):
-            return notation.WORDS.get(name, Set(()))
-        if name in ("lfloor", "lceil"):
-            inner = self.sum()
-            self.need("\\rfloor" if name == "lfloor" else "\\rceil")
-            return Call((inner,), "floor" if name == "lfloor" else "ceil")
-        if name in ("overline", "bar", "hat", "tilde"):
-            start = self.at
-            if not names_only(self.argument()) or re.search("[a-z]{3}", self.text[start : self.at]):
-                raise Unreadable(f"\\{name} over more than letters")
-            return Variable(name + self.text[start : self.at].strip())
-        if name in notation.FUNCTIONS or name in notation.ALIASES:
-            return self.call(name)
+        if read := COMMANDS.get(name):
+            return read(self, name)
         if name not in notation.GREEK:
             raise Unreadable(f"\\{name} is not of this grammar")
         return self.named(name)
+
+    def fraction(self, name: str) -> Tree:
+        return Quotient(self.argument(), self.argument())
+
+    def binomial(self, name: str) -> Tree:
+        return Call((self.argument(), self.argument()), "binom")
+
+    def root(self, name: str) -> Tree:
+        if not self.take("["):
+            return Call((self.argument(),), "sqrt")
+        degree = self.sum()
+        self.need("]")
+        return Power(self.argument(), Quotient(ONE, degree))
+
+    def constant(self, name: str) -> Tree:
+        return notation.WORDS.get(name, Set(()))
+
+    def rounded(self, name: str) -> Tree:
+        inner = self.sum()
+        self.need("\\rfloor" if name == "lfloor" else "\\rceil")
+        return Call((inner,), "floor" if name == "lfloor" else "ceil")
+
+    def accented(self, name: str) -> Tree:
+        start = self.at
+        if not names_only(self.argument()) or re.search("[a-z]{3}", self.text[start : self.at]):
+            raise Unreadable(f"\\{name} over more than letters")
+        return Variable(name + self.text[start : self.at].strip())
 
     def matrix(self) -> Tree:
         """Read a matrix, or a determinant."""
@@ -386,3 +392,15 @@ class _Reader(Scanner):
         if subscript is not None:
             return Variable(f"{name}_{(subscript[1] or subscript[2]).replace(' ', '')}{primes}")
         return Variable(name + primes) if primes or len(name) > 1 else letter(name)
+
+
+# The method that reads what follows a command, by the command's name.
+COMMANDS: dict[str, Callable[[_Reader, str], Tree]] = {
+    **dict.fromkeys((*notation.FUNCTIONS, *notation.ALIASES), _Reader.call),
+    "frac": _Reader.fraction,
+    **dict.fromkeys(("binom", "dbinom", "tbinom"), _Reader.binomial),
+    "sqrt": _Reader.root,
+    **dict.fromkeys(("pi", "infty", "emptyset"), _Reader.constant),
+    **dict.fromkeys(("lfloor", "lceil"), _Reader.rounded),
+    **dict.fromkeys(("overline", "bar", "hat", "tilde"), _Reader.accented),
+}
