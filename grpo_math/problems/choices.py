@@ -42,8 +42,11 @@ def column_of_options(
     Raises `ConfigError` if the gold answers are indices by the name of their column, and their options are not clear.
     ``warn`` gets the line if this name may mean something else. Without ``warn`` there is neither an error nor a line.
     """
-    unseen = [(row["answer"], row["read"][1], {*row["lists"]}) for row in rows if row["lists"] is not None]
-    columns = sorted(set.intersection(*(names for _, _, names in unseen)))
+    unseen = [(row["answer"], row["read"][1], row["lists"]) for row in rows if not row["options"]]
+    # Some of the gold answers are neither an index nor a letter.
+    if not unseen or any(lists is None for _, _, lists in unseen):
+        return None
+    columns = sorted(set.intersection(*({*lists} for _, _, lists in unseen)))
     if len(columns) == 1:
         return columns[0]
     golds, key = [gold for gold, _, _ in unseen], unseen[0][1]
@@ -153,13 +156,14 @@ def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
 def _position(gold: str, labels: Sequence[str], texts: Sequence[str]) -> int | None:
     """Return the position of the option with this label, this text or an equal value; None without one.
 
-    >>> [_position(gold, "AB", ["$2$", "1/2"]) for gold in ("2", "0.5", "(b)", "2 cm", r"\\text{(B)}", "3")]
-    [0, 1, 1, 0, 1, None]
+    >>> golds = ("2", "0.5", "(b)", "2 cm", r"\\text{(B)}", "3", "Option 2")
+    >>> [_position(gold, "AB", ["$2$", "1/2"]) for gold in golds]
+    [0, 1, 1, 0, 1, None, 1]
     """
-    letters = ascii_uppercase[: len(texts)]
-    by_label = {name: position for names in (letters, labels) for position, name in enumerate(names)}
-    label = LABEL.fullmatch(TEXT.sub(r"\1", clean(gold)) if "\\" in gold else gold)
-    is_number = _is_number(gold)
+    label, is_number = LABEL.fullmatch(TEXT.sub(r"\1", clean(gold)) if "\\" in gold else gold), _is_number(gold)
+    # "Option 2" is the second one, and 2 may be a value.
+    orders = (ascii_uppercase, "" if is_number else "123456789", labels)
+    by_label = {name: position for names in orders for position, name in enumerate(names[: len(texts)])}
     position = by_label.get(label[1].upper()) if label else None
     if gold in by_label and not is_number:
         return position
@@ -172,8 +176,11 @@ def _position(gold: str, labels: Sequence[str], texts: Sequence[str]) -> int | N
 
 
 def _is_number(gold: str) -> bool:
+    """Return True for a number, but not for "Option 2"."""
     # Few letters and words have a digit. Reading a text takes longer.
-    return any(map(str.isdigit, gold)) and value(gold) is not None
+    if not any(map(str.isdigit, gold)) or (gold[0].isalpha() and LABEL.fullmatch(gold)):
+        return False
+    return value(gold) is not None
 
 
 def _equal(gold: str, options: Iterable[Any]) -> list[int]:

@@ -35,8 +35,11 @@ OTHER_TONGUES = (
 )
 TRANSLATED = product((start + gap for start in OTHER_TONGUES for gap in ("", "_")), ORDERS)
 LETTERED = product(("answer", "answer_", "opt", "op", ""), ORDERS[:1])
-COLUMNS = [{label: start + label.lower() for label in order} for start, order in (*NUMBERED, *TRANSLATED, *LETTERED)]
-INDEX = re.compile(r"(\d\d?)(?:\.0)?")  # pandas writes 2.0 for an index next to an empty cell
+# Ten labels: "answers" is not the option S.
+COLUMNS = [
+    {label: start + label.lower() for label in order[:10]} for start, order in (*NUMBERED, *TRANSLATED, *LETTERED)
+]
+INDEX = re.compile(r"\(?(\d\d?)(?:\.0)?\)?")  # pandas writes 2.0 for an index next to an empty cell
 
 
 def has_wrong_options(row: Mapping[str, Any]) -> bool:
@@ -152,16 +155,21 @@ def lists_of_options(row: Mapping[str, Any], gold: str, problem_column: str = ""
     ({'alternatives': {'A': '6', 'B': '7'}}, {}, {})
     """
     columns = {name: from_cell(row[name]) for name in row if name not in problem_column.split("+")}
+    nested = [(name, cell) for name, cell in columns.items() if isinstance(cell, Mapping)]
+    columns |= {f"{name}.{key}": cell[key] for name, cell in nested for key in cell}
     lists = {
         name: labelled(content)
         for name, content in columns.items()
         if isinstance(content, list | Mapping) and not OTHER & {*normalized(name).split("_")}
     }
-    return {
-        name: one
-        for name, one in lists.items()
-        if one and (gold.upper() in one or index_of(gold) in range(len(one) + 1))
-    }
+    letter, index = letter_of(gold), index_of(gold)
+    return {name: one for name, one in lists.items() if one and (letter in one or index in range(len(one) + 1))}
+
+
+def letter_of(gold: str) -> str:
+    """Return the letter of a gold answer that names an option so, as in "(b)"; "" for another one."""
+    label = LABEL.fullmatch(gold)
+    return label[1].upper() if label and label[1].isalpha() else ""
 
 
 def index_of(gold: str) -> int | None:

@@ -40,7 +40,11 @@ LEVEL = re.compile(r"(?:Level )?(\d{1,9})")
 AROUND = [source.around for source in SOURCES.values() if any(source.around)]
 LARGEST = Fraction(10**300)  # near the largest float
 PARTS = ("level", "subject", "tolerance")
-NO_GOLD = ("", "proof", "notfound", "null", "none", "nan", "n/a", "tbd", "?", "-")  # instead of an answer
+# Instead of an answer, with what pandas and spreadsheets write.
+NO_GOLD = (
+    *("", "proof", "notfound", "null", "none", "nan", "na", "n/a", "tbd", "?", "-"),
+    *("<na>", "#n/a", "#ref!", "#value!", "#name?", "#num!", "#null!", "#div/0!"),
+)
 LONGEST_GOLD = 160  # characters; a shorter solution without a mark counts as the answer itself
 NO_CHOICE: Row = {"options": {}, "lists": None}
 REMEDY = "correct the row, or pass --skip_bad_rows"
@@ -112,7 +116,7 @@ def parse_row(
 def _choice(named: Mapping[str, Any], gold: str, written: Any, problem_key: str, answer_key: str) -> Row:
     """Return the options of a row, and whether its gold answer may be the index of one."""
     options = choice.options(named, gold)
-    is_unseen = not options and choices.is_index_column(answer_key)
+    is_unseen = not options and (choices.is_index_column(answer_key) or choice.letter_of(gold))
     return {
         "written": written,
         "is_value": choice.has_wrong_options(named) or _is_marked(written, gold),

@@ -166,6 +166,7 @@ BAD_ROWS = {
     "an empty problem": ({"problem": " ", "answer": "7"}, "problem is empty"),
     "a problem of the wrong type": ({"problem": 5, "answer": "7"}, "problem is of type int, not text"),
     "a prompt of messages": ({"prompt": [{"role": "user"}], "answer": "7"}, "prompt is of type list, not text"),
+    "an error of a spreadsheet": ({"problem": "a?", "answer": "#REF!"}, "answer contains no gold answer"),
     "null": ({"problem": "a?", "answer": None, "target": None}, "answer is null: correct"),
     "not JSON": ("{'problem': 1}", "row cannot be read (JSONDecodeError: Expecting property name enclosed"),
     "not an object": ([1, 2], "row is of type list, not an object"),

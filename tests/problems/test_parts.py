@@ -69,6 +69,22 @@ LAYOUTS = {
         "C",
     ),
     "a letter next to a list": ({"question": SUM, "alternatives": texts, "answerKey": "b"}, LETTERED, "B"),
+    "a letter next to a list of another name": (
+        {"question": SUM, "alternatives": texts, "answer": "(b)"},
+        LETTERED,
+        "B",
+    ),
+    "a letter next to a list in an object": (
+        {"question": SUM, "meta": {"alternatives": texts, "id": "x"}, "answer": "B) 7"},
+        LETTERED,
+        "B",
+    ),
+    "a letter next to tags": ({"question": SUM, "tags": ["a", "b"], "answer": "B"}, SUM, "B"),
+    "the second option in words": (
+        {"question": SUM, "choices": ["2", "7", "8"], "answer": "Option 2"},
+        f"{SUM}\n(A) 2\n(B) 7\n(C) 8",
+        "B",
+    ),
     "objects with another text key": (
         {"question": SUM, "answers": [{"body": text, "right": text == B} for text in texts], "correct_option": "2.0"},
         LETTERED,
@@ -194,6 +210,12 @@ def test_a_number_that_may_be_something_else_is_named(tmp_path, caplog, name):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [row["answer"] for row in load_problems(str(tmp_path / "rows.jsonl"))] == expected
     assert message in caplog.text if message else not caplog.records
+
+
+def test_a_letter_names_no_option_if_another_gold_answer_is_no_letter(tmp_path):
+    rows = [{"question": f"Number {i}?", "alternatives": texts, "answer": gold} for i, gold in enumerate("A7")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["problem"] for row in load_problems(str(tmp_path / "rows.jsonl"))] == ["Number 0?", "Number 1?"]
 
 
 def test_a_column_of_numbers_that_may_be_indices_is_named(tmp_path, caplog):
