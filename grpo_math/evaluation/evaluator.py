@@ -9,9 +9,8 @@ Evaluations with different hashes or numbers are not compared.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +62,10 @@ def evaluate_engine(
     # The stored answers of a model in memory, which has no name, may be of other weights.
     journal = journal_file(file) if file and engine.named else None
     known = known_records(file, settings) if file and engine.named else []
-    grade = partial(_grades, engine.tokenizer, request.template_kwargs, grade_timeout)
-    answer = partial(_answer, engine, sampling, request, grade, known, journal, progress)
+    job = Job(engine, sampling, request, grade_timeout, known, journal, progress)
     # Each rank has a clock. The ranks agree on the seconds of the slowest.
     parts = engine.gather_from_ranks(
-        problems, lambda rows, share: (answer(rows, share), round(time.perf_counter() - started, 2))
+        problems, lambda rows, share: (job.answer(rows, share), round(time.perf_counter() - started, 2))
     )
     # All processes of a tensor-parallel group return the same records, and with fewer rows than ranks several ranks
     # answer the first row: each counts once.
@@ -115,69 +113,71 @@ def _settings(engine: Model, problems: Sequence[Row], sampling: Sampling, reques
     }
 
 
-def _answer(
-    engine: Model,
-    sampling: Sampling,
-    request: Request,
-    grade: Callable[[Sequence[Row], Sequence[Completion]], list[Grade]],
-    known: Sequence[Record],
-    journal: Path | None,
-    progress: bool,
-    rows: Sequence[Row],
-    share: int,
-) -> list[Record]:
-    """Return the graded records of ``rows``, row by row. The records of each new batch are added to ``journal``.
+@dataclass(frozen=True)
+class Job:
+    """An evaluation on one rank: who answers, how, and where the answers are stored.
 
-    ``share``: the number of the rank whose rows these are. A batch is generated unless all its records are ``known``.
-    The same seed gives the same answers again.
+    ``known``: the records of an interrupted evaluation. ``journal``: the file that gets the records of each batch.
     """
-    # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
-    first_seed = batch_seed(sampling.seed, -share) if share else sampling.seed
-    samples, records = sampling.samples, {record.key: record for record in known}
-    jobs = [(row, sample) for row in rows for sample in range(samples)]
-    keys = [(str(row["id"]), sample) for row, sample in jobs]
-    prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], request.template_kwargs)
-    ids = [prompt for prompt in prompts for _ in range(samples)]
-    # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
-    numbered = enumerate(batches(ids, sampling.batch_size))
-    # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
-    missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
-    if not missing:
+
+    engine: Model
+    sampling: Sampling
+    request: Request
+    grade_timeout: float | None
+    known: Sequence[Record]
+    journal: Path | None
+    progress: bool
+
+    def answer(self, rows: Sequence[Row], share: int) -> list[Record]:
+        """Return the graded records of ``rows``, row by row. ``share``: the number of the rank that has these rows.
+
+        A batch is generated unless all its records are known. The same seed gives the same answers again.
+        """
+        engine, samples = self.engine, self.sampling.samples
+        # Batches are numbered on each rank. The first rank has the seeds of an evaluation by one process.
+        first_seed = batch_seed(self.sampling.seed, -share) if share else self.sampling.seed
+        records = {record.key: record for record in self.known}
+        jobs = [(row, sample) for row in rows for sample in range(samples)]
+        keys = [(str(row["id"]), sample) for row, sample in jobs]
+        prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], self.request.template_kwargs)
+        ids = [prompt for prompt in prompts for _ in range(samples)]
+        # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
+        numbered = enumerate(batches(ids, self.sampling.batch_size))
+        # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
+        missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
+        if not missing:
+            return [records[key] for key in keys]
+
+        engine.check_context(max(map(len, ids)))
+        generate = engine.generator(self.request)
+        hidden, done = not (self.progress and engine.shows_progress), len(records) // samples
+        with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=hidden) as bar:
+            for number, batch in missing:
+                completions = generate([ids[i] for i in batch], batch_seed(first_seed, number))
+                grades = self._grade([jobs[i][0] for i in batch], completions)
+                graded = zip(batch, completions, grades, strict=True)
+                new = [_record(*jobs[i], completion, grade) for i, completion, grade in graded]
+                if self.journal is not None:
+                    store(self.journal, new)
+                records.update((record.key, record) for record in new)
+                right = sum(record.right for record in records.values())
+                bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
+                bar.update(len(records) // samples - bar.n)
         return [records[key] for key in keys]
-    engine.check_context(max(map(len, ids)))
-    generate = engine.generator(request)
-    hidden, done = not (progress and engine.shows_progress), len(records) // samples
-    with Bar(total=len(rows), initial=done, desc="evaluating", unit="problem", disable=hidden) as bar:
-        for number, batch in missing:
-            completions = generate([ids[i] for i in batch], batch_seed(first_seed, number))
-            graded = zip(batch, completions, grade([jobs[i][0] for i in batch], completions), strict=True)
-            new = [_record(*jobs[i], completion, verdict) for i, completion, verdict in graded]
-            if journal is not None:
-                store(journal, new)
-            records.update((record.key, record) for record in new)
-            right = sum(record.right for record in records.values())
-            bar.set_postfix_str(f"accuracy {right / len(records):.1%}", refresh=False)
-            bar.update(len(records) // samples - bar.n)
-    return [records[key] for key in keys]
 
-
-def _grades(
-    tokenizer: Any,
-    template: Mapping[str, Any],
-    timeout: float | None,
-    rows: Sequence[Row],
-    completions: Sequence[Completion],
-) -> list[Grade]:
-    prompts, texts = [row["prompt"] for row in rows], [completion.text for completion in completions]
-    ids = [completion.tokens for completion in completions]
-    grades = grade_batch(
-        [row["answer"] for row in rows],
-        with_open_thoughts(tokenizer, prompts, texts, ids, **template),
-        answer_format=[row_format(row) for row in rows],
-        problems=[row["problem"] for row in rows],
-        timeout=timeout or TIMEOUT,
-    )
-    return [as_published(grade, row["answer"], row.get("tolerance")) for grade, row in zip(grades, rows, strict=True)]
+    def _grade(self, rows: Sequence[Row], completions: Sequence[Completion]) -> list[Grade]:
+        prompts, texts = [row["prompt"] for row in rows], [completion.text for completion in completions]
+        ids = [completion.tokens for completion in completions]
+        grades = grade_batch(
+            [row["answer"] for row in rows],
+            with_open_thoughts(self.engine.tokenizer, prompts, texts, ids, **self.request.template_kwargs),
+            answer_format=[row_format(row) for row in rows],
+            problems=[row["problem"] for row in rows],
+            timeout=self.grade_timeout or TIMEOUT,
+        )
+        return [
+            as_published(grade, row["answer"], row.get("tolerance")) for grade, row in zip(grades, rows, strict=True)
+        ]
 
 
 def _record(row: Row, sample: int, completion: Completion, grade: Grade) -> Record:
