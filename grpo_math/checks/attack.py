@@ -55,8 +55,7 @@ RESTATED = [
 ]
 EXAMPLE = {"problem": "48 / 2 + 26"}
 REMEDY = (
-    "grpo-math attack shows the texts; pay for one number ({}a format that asks for one), and pay a format only with a "
-    "correct answer (rewards: [gated])"
+    "pay for one number ({}a format that asks for one), and pay a format only with a correct answer (rewards: [gated])"
 )
 
 
@@ -76,6 +75,9 @@ class Attack(NamedTuple):
     def texts(self, rows: Sequence[Any]) -> list[tuple[Any, str]]:
         """Return each text with its problem."""
         return [(row, self.form.replace(PLAIN, answer)) for row in rows for answer in self.answers(row)]
+
+    def example(self, rows: Sequence[Any]) -> str:
+        return repr(self.texts(rows)[0][1][:SHOWN])
 
 
 class Paid(NamedTuple):
@@ -106,9 +108,11 @@ class Paid(NamedTuple):
 class Attacked(NamedTuple):
     """The attacks on rewards, the worst first. The findings: an error for each hole, perhaps a warning, and an info.
 
-    ``left_out``: attacks on a slow reward. ``right`` and ``wrong``: the reward of a right answer and of a wrong one.
+    ``attacked``: the rewards and the problems in words. ``left_out``: attacks on a slow reward. ``right``, ``wrong``:
+    the reward of a right answer and of a wrong one.
     """
 
+    attacked: str
     findings: list[Finding]
     attacks: list[Paid]
     left_out: int
@@ -121,7 +125,14 @@ class Attacked(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         faults, (chance, best) = self.messages("error"), map("".join, map(self.messages, ("warning", "info")))
-        words = {"ok": not faults, "faults": faults, "chance": chance, "best": best, "remedy": self.findings[0].remedy}
+        words = {
+            "attacked": self.attacked,
+            "ok": not faults,
+            "faults": faults,
+            "chance": chance,
+            "best": best,
+            "remedy": self.findings[0].remedy,
+        }
         numbers = {name: getattr(self, name) for name in ("left_out", "rows", "right", "wrong")}
         return {**words, **numbers, "attacks": [one._asdict() for one in self.attacks]}
 
@@ -135,12 +146,15 @@ def check(setup: Setup) -> Iterator[Finding]:
         # rewards() has reported rewards that do not pay a right answer more.
         if result.right > result.wrong + SURE:
             best = f"attacked: {result.findings[-1].message}"
-            yield Finding("warning", bad, result.findings[0].remedy) if bad else Finding("info", best)
+            remedy = f"grpo-math attack RECIPE shows the texts; {result.findings[0].remedy}"
+            yield Finding("warning", bad, remedy) if bad else Finding("info", best)
 
 
 def lines(result: Attacked) -> Iterator[str]:
     """Yield the lines of the text output."""
-    for one in result.attacks[:WORST]:
+    yield f"attacked: {result.attacked}"
+    # The worst of each kind that fails, and then the worst.
+    for one in list(dict.fromkeys([*failing(result.attacks), *result.attacks]))[:WORST]:
         share = f"{one.share:5.0%} of a right answer's reward, at most {one.allowed:.0%} is ok"
         yield f"{share}: {one.name} (right on {one.right:.0%})"
         yield f"       {escaped(one.text)[:SHOWN]}"
@@ -148,6 +162,12 @@ def lines(result: Attacked) -> Iterator[str]:
     yield from [f"not ok: {fault}" for fault in result.messages("error")] or [f"ok: {result.findings[-1].message}"]
     yield from [f"left out: {result.left_out} attacks, because the reward is slow"] * bool(result.left_out)
     yield from [f"what to do: {one.remedy}" for one in result.findings[:1] if one.remedy]
+
+
+def failing(attacks: Sequence[Paid]) -> list[Paid]:
+    """Return the worst attack of each kind that is paid too much: a repeated formula must not hide another hole."""
+    worst = {one.restated: one for one in reversed(attacks) if one.share > one.allowed}
+    return list(worst.values())
 
 
 def attack(setup: Setup) -> Attacked:
@@ -182,10 +202,10 @@ def attack(setup: Setup) -> Attacked:
     attacks.sort(key=lambda one: one.allowed - one.share)
     chance = [one for one in attacks if one.restated and CHANCE < one.share <= HOLE]
     faults = [
-        *["no form of a right answer is paid more than a wrong answer"] * (top <= wrong + SURE),
+        *[f"no form of a right answer is paid more than a wrong answer, such as {best.example(rows)}"]
+        * (top <= wrong + SURE),
         *errors.values(),
-        # The worst of each kind: a repeated formula must not hide another hole.
-        *{one.restated: str(one) for one in reversed(attacks) if one.share > one.allowed}.values(),
+        *map(str, failing(attacks)),
     ]
     what_to_do = remedy(setup, rows) if faults or chance else ""
     findings = [
@@ -194,7 +214,9 @@ def attack(setup: Setup) -> Attacked:
         # The best attack without candidates: a guess among candidates may be paid correctly.
         Finding("info", str(min(attacks, key=lambda one: (one.restated, one.candidates, -one.share), default=""))),
     ]
-    return Attacked(findings, attacks, len(planned) - len(some), len(rows), top, wrong)
+    s = setup.settings
+    attacked = f"rewards {', '.join(s.rewards)} on {len(rows)} problems of {s.dataset}, {s.dataset_split}"
+    return Attacked(attacked, findings, attacks, len(planned) - len(some), len(rows), top, wrong)
 
 
 def remedy(setup: Setup, rows: Sequence[Any]) -> str:
@@ -239,7 +261,7 @@ def pay(setup: Setup, errors: dict[str, str], attack: Attack, rows: Sequence[Any
     try:
         return summed(setup, columns, [text for _, text in pairs]) if pairs else []
     except RewardError as error:
-        errors.setdefault(str(error), f"{attack.name}: {error}")
+        errors.setdefault(str(error), f"{attack.name}, such as {attack.example(rows)}: {error}")
         return []
 
 

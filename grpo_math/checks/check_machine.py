@@ -210,9 +210,7 @@ def disk(setup: Setup) -> Iterator[Finding]:
     folder = existing(Path(str(s.output_dir)))
     free = shutil.disk_usage(folder).free
     if needed > free:
-        message = (
-            f"what the run saves needs {needed / machine.GB:.1f} GB, and {folder} has {free / machine.GB:.1f} GB free"
-        )
+        message = f"what the run saves needs {machine.size(needed)}, and {folder} has {machine.size(free)} free"
         yield Finding("error", message, "name another output_dir, or make room")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_math.planner.memory import total
-from grpo_math.system.machine import GB
+from grpo_math.system.machine import GB, size
 
 
 def picture(answer: Mapping[str, Any]) -> str:
@@ -27,9 +27,9 @@ def picture(answer: Mapping[str, Any]) -> str:
     rows = {phase: {**terms, "in_total": total(terms)} for phase, terms in phases.items()}
     names = [term for terms in phases.values() for term in terms]
     for term in (*dict.fromkeys(names), "in_total"):
-        sizes = [f"{phase} {_gb(terms[term])}" for phase, terms in rows.items() if term in terms]
+        sizes = [f"{phase} {size(terms[term])}" for phase, terms in rows.items() if term in terms]
         lines.append(f"  {term.replace('_', ' '):<30} {', '.join(sizes)}")
-    main = [f"{term.replace('_', ' ')} {_gb(size)}" for term, size in answer["main_memory"].items()]
+    main = [f"{term.replace('_', ' ')} {size(number)}" for term, number in answer["main_memory"].items()]
     lines.append(f"main memory: {', '.join(main)}")
     lines += _roles(answer)
     lines.append(f"({answer['why']}; {answer['batch']}; prompts of {answer['prompt_tokens']} tokens)")
@@ -64,7 +64,3 @@ def _peak(answer: Mapping[str, Any]) -> str:
 
 def _roles(answer: Mapping[str, Any]) -> list[str]:
     return [f"GPU {', '.join(map(str, role['gpus'])) or '-'}: {role['role']}" for role in answer["layout"]]
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:.2f} GB" if size >= 0.01 * GB else f"{size / 2**20:.1f} MB"

@@ -58,7 +58,6 @@ MOST_TITLES = 200  # points of a curve that show their step and value to the poi
 LEGEND = 40  # characters in a line of the legend
 SMOOTHED = 20  # fewest points for which a moving average is drawn
 REWARD_PART = re.compile("rewards/(.+)/mean")
-HELDOUT_SET = re.compile(f"{metrics.EVAL_PREFIX}(.+)_{metrics.ACCURACY}")
 
 
 class Plot(NamedTuple):
@@ -131,7 +130,7 @@ def curves(history: History, plot: Plot) -> list[Curve]:
         lines |= parts if len(parts) > 1 else {}
     if metrics.HELDOUT_ACCURACY in lines:  # a metric for each set of a recipe's heldout
         of_sets = [row for row in history if metrics.HELDOUT_ACCURACY not in row]
-        lines |= {key: match[1] for row in of_sets for key in row if (match := HELDOUT_SET.fullmatch(key))}
+        lines |= {key: match[1] for row in of_sets for key in row if (match := metrics.HELDOUT_SET.fullmatch(key))}
     known = {key: label for key, label in lines.items() if any(key in row for row in history)}
     return [curve(history, key, label) for key, label in known.items()]
 

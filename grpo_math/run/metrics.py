@@ -8,6 +8,7 @@ With some settings TRL adds keys that are not in this table (an entropy bonus, a
 ('reward', 'rollout')
 """
 
+import re
 from typing import Any, NamedTuple
 
 
@@ -34,6 +35,7 @@ HELDOUT_IN_FORMAT = "heldout/accuracy_in_format"
 HELDOUT_N = "heldout/n"
 SCRIPT_PREFIX = "script/"  # before a script's metric that has the name of one of `METRICS`, until the line is logged
 EVAL_PREFIX = "eval_"  # of the names in transformers' evaluations
+HELDOUT_SET = re.compile(f"{EVAL_PREFIX}(.+)_{ACCURACY}")  # the accuracy of a held-out set
 ADVANTAGE_MEAN = "advantage_mean"
 ADVANTAGE_STD = "advantage_std"
 DEGENERATE = "frac_reward_zero_std"

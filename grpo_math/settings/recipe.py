@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, require_choice
@@ -63,7 +64,7 @@ def read(argv: Sequence[str]) -> Recipe:
     """
     parsed = parse(argv)
     settings, notes, replaced = merge(parsed.recipe, parsed.typed, parsed.method)
-    valid, problems = validate(settings)
+    valid, problems = validate(settings, parsed.places)
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
     return Recipe(RunSettings(valid), [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
 
@@ -76,6 +77,7 @@ class Parsed(NamedTuple):
     method: Any
     env: dict[str, str]
     problems: list[UserError]  # words that are no option
+    places: dict[str, str]  # the file and the line of each field of the recipe
 
 
 def parse(argv: Sequence[str]) -> Parsed:
@@ -89,7 +91,8 @@ def parse(argv: Sequence[str]) -> Parsed:
     # The launcher or SLURM has given this process its GPUs: the recipe's would include those of the vLLM server.
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env.pop("CUDA_VISIBLE_DEVICES", None)
-    return Parsed(recipe, typed, method, env, problems)
+    places = {name: place for name, place in _places(path).items() if name not in typed} if path else {}
+    return Parsed(recipe, typed, method, env, problems, places)
 
 
 def merge(
@@ -130,15 +133,32 @@ def merge(
     return settings, notes, replaced
 
 
-def validate(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[UserError]]:
-    """Return the settings that are valid, with the types of their fields, and the errors of the others."""
-    valid, problems = {}, []
+def validate(
+    settings: Mapping[str, Any], places: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, Any], list[UserError]]:
+    """Return the settings that are valid, with the types of their fields, and the errors of the others.
+
+    An error ends with the place of its field, if ``places`` has one.
+    """
+    valid, problems = {}, list[UserError]()
     for name, value in settings.items():
         try:
             valid[name] = check(name, value)
+        except ConfigError as one:
+            place = f" ({places[name]})" if name in places else ""
+            problems.append(ConfigError(one.field, one.value, one.reason, one.remedy + place))
         except UserError as problem:
-            problems.append(problem)
+            # A file has no dashes.
+            in_file = re.sub(r"^--|(?<=did you mean )--", "", str(problem))
+            problems.append(UserError(f"{in_file} ({places[name]})") if name in places else problem)
     return valid, problems
+
+
+def _places(path: str) -> dict[str, str]:
+    """Return the file and the line of each field of a YAML recipe."""
+    lines = recipe_file(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    names = [re.match(r"""["']?(\w+)["']?\s*:""", line) for line in lines]
+    return {match[1]: f"{path}, line {number}" for number, match in enumerate(names, 1) if match}
 
 
 def read_and_set_env(argv: Sequence[str]) -> Recipe:
@@ -323,6 +343,23 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+def _refuse_mapping(name: str, value: Any) -> None:
+    """Raise `ConfigError` for a mapping in place of a list of texts, with the list to write.
+
+    >>> _refuse_mapping("rewards", {"gsm8k": 1})
+    Traceback (most recent call last):
+    ...
+    grpo_math.errors.ConfigError: rewards={'gsm8k': 1} is not a list: write rewards: [gsm8k] and reward_weights: [1]
+    """
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(one, dict) for one in items):
+        pairs = [pair for one in items for pair in (one.items() if isinstance(one, dict) else [(one, 1)])]
+        remedy = f"write {name}: [{', '.join(str(key) for key, _ in pairs)}]"
+        if name == "rewards":
+            remedy += f" and reward_weights: [{', '.join(str(weight) for _, weight in pairs)}]"
+        raise ConfigError(name, value, "is not a list", remedy)
+
+
 def coerced(field: Field, value: Any) -> Any:
     """Convert a value of the recipe to its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
 
@@ -334,6 +371,8 @@ def coerced(field: Field, value: Any) -> Any:
         if ("None" not in kinds or field.name in NEEDED) and field.default is not None:
             raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
         return None
+    if "list" in kinds and "dict" not in {*kinds, field.item}:
+        _refuse_mapping(field.name, value)
     if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
         item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
         # On the command line, [] is a text.

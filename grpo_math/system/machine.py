@@ -23,6 +23,15 @@ GB = 2**30
 SLEEPING_THREADS = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def size(number: float) -> str:
+    """Return a number of bytes in words.
+
+    >>> size(3 * GB), size(GB / 1024)
+    ('3.00 GB', '1.0 MB')
+    """
+    return f"{number / GB:.2f} GB" if number >= 0.01 * GB else f"{number / 2**20:.1f} MB"
+
+
 def main_memory() -> float:
     """Return the GB of main memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB

@@ -76,10 +76,12 @@ def load_function(field: str, name: str) -> Callable[..., Any]:
 def tensor_from(field: str, name: str, sample: Any, *arguments: Any) -> Any:
     """Call the function. Raises `ConfigError` unless it returns a tensor of the shape of ``sample``."""
     result = load_function(field, name)(*arguments)
-    shape, expected = tuple(getattr(result, "shape", ())), tuple(sample.shape)
+    shape, expected = getattr(result, "shape", None), sample.shape
     if shape != expected:
-        kind = f"a tensor of shape {shape}" if shape else f"a {type(result).__name__}"
-        raise ConfigError(field, name, f"returned {kind}", f"return a tensor of shape {expected}, as it was given")
+        kind = f"a {type(result).__name__}" if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise ConfigError(
+            field, name, f"returned {kind}", f"return a tensor of shape {tuple(expected)}, as it was given"
+        )
     return result
 
 

@@ -24,6 +24,7 @@ from grpo_math.evaluation.suite import evaluation_protocol
 from grpo_math.planner.memory import OUTSIDE
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.remedies import faster
+from grpo_math.report.progress import duration
 from grpo_math.rewards.functions import no_reward
 from grpo_math.rewards.inputs import Reward
 from grpo_math.settings.batch import Batch, batch_from
@@ -83,6 +84,7 @@ def shorten(config: MathGRPOConfig, rewards: list[Reward], problems: int) -> tup
         "eval_on_start": False,
         "load_best_model_at_end": False,
         "report_to": [],
+        "logging_strategy": "no",  # the bar would show rewards that are none of the run's
         "log_completions": False,
         "disable_tqdm": True,
     }
@@ -193,7 +195,7 @@ def text(answer: Mapping[str, Any], run_dir: Path) -> str:
     ... }
     >>> print(text(answer, Path("runs/mine")))
     measure  a rollout takes 12.3 s (64 completions of 512 tokens), an update 5.67 s
-    measure  at most 1.2 hours: 200 steps and 768 completions of evaluations, all of full length
+    measure  at most 74 min: 200 steps and 768 completions of evaluations, all of full length
     measure  training: 4.12 GB at the peak, planned 4.20
     measure  faster with the memory that is left: gradient_checkpointing: false
     measure  nothing was written to runs/mine
@@ -210,7 +212,7 @@ def text(answer: Mapping[str, Any], run_dir: Path) -> str:
     lines = [
         f"a rollout takes {seconds['rollout']:.3g} s ({completions}), an update {seconds['update']:.3g} s",
         *cut,
-        f"{bound} {answer['hours']:.2g} hours: {counted}",
+        f"{bound} {duration(3600 * answer['hours'])}: {counted}",
         *(
             f"{phase}: {one['measured_gb']:.2f} GB at the peak{plan}"
             for (phase, one), plan in zip(answer["memory"].items(), planned, strict=True)

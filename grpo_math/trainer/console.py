@@ -22,6 +22,7 @@ COLUMNS = 80
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
+HELDOUT_PARTS = (metrics.ACCURACY, "n", "ci95_low", "ci95_high")
 PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has the whole text
 
 # One line per group. Metrics that do not fit are left out, so the most important ones come first.
@@ -73,20 +74,29 @@ def is_step_log(logs: Mapping[str, Any]) -> bool:
 def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
     """Return the few metrics that follow a progress bar: two in a terminal, and more in a log or a notebook.
 
-    >>> postfix({"reward": 0.5, "accuracy": 0.5, "loss": 0.125, "kl": 1.0, "heldout/accuracy": 0.25})
-    {'reward': '0.50', 'heldout': '0.25', 'loss': '0.12'}
+    >>> postfix({"reward": 0.5, "accuracy": 0.5, "loss": 0.125, "kl": 1.0})
+    {'accuracy': '0.50', 'reward': '0.50', 'loss': '0.12'}
     """
-    last = [metrics.LENGTH_MEAN] if sys.stderr.isatty() else [metrics.LOSS, metrics.LENGTH_MEAN]
-    names = [metrics.ACCURACY, metrics.REWARD, metrics.HELDOUT_ACCURACY, *last]
-    shown = {name: number(logs.get(name)) for name in names}
-    # If the accuracy is the only reward, the reward is the same number.
-    if shown[metrics.ACCURACY] == shown[metrics.REWARD]:
-        del shown[metrics.ACCURACY]
-    labels = {metrics.HELDOUT_ACCURACY: "heldout"}
-    texts = {
-        labels.get(name, name.split("/")[-1]): f"{value:.2f}" for name, value in shown.items() if value is not None
-    }
-    return dict(list(texts.items())[: 2 if sys.stderr.isatty() else None])
+    names = [metrics.ACCURACY, metrics.REWARD, *[metrics.LOSS, metrics.LENGTH_MEAN] * (not sys.stderr.isatty())]
+    shown = {name.split("/")[-1]: number(logs.get(name)) for name in names}
+    return {name: f"{value:.2f}" for name, value in shown.items() if value is not None}
+
+
+def heldout_lines(logs: Mapping[str, Any]) -> list[str]:
+    """Return a line for each held-out set that was evaluated.
+
+    >>> logs = {"eval_sums_accuracy": 0.75, "eval_sums_n": 64, "eval_sums_ci95_low": 0.63, "eval_sums_ci95_high": 0.84}
+    >>> heldout_lines(logs)
+    ['sums: 75.0% of 64 problems are correct, 95% interval 63.0% to 84.0%']
+    """
+    sets = [match[1] for key in logs if (match := metrics.HELDOUT_SET.fullmatch(key))]
+    found = [{key: logs.get(f"{metrics.EVAL_PREFIX}{name}_{key}") for key in HELDOUT_PARTS} for name in sets]
+    return [
+        f"{name}: {one['accuracy']:.1%} of {one['n']} problems are correct, "
+        f"95% interval {one['ci95_low']:.1%} to {one['ci95_high']:.1%}"
+        for name, one in zip(sets, found, strict=True)
+        if None not in one.values()
+    ]
 
 
 class Printer(ProgressCallback, PrinterCallback):
@@ -101,8 +111,6 @@ class Printer(ProgressCallback, PrinterCallback):
     def __init__(self, trainer: Any) -> None:
         super().__init__()
         self.trainer = trainer
-        # The latest metrics. A held-out accuracy stays until the next evaluation.
-        self.logged: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.current_step = state.global_step
@@ -124,9 +132,11 @@ class Printer(ProgressCallback, PrinterCallback):
             if is_step_log(logs):
                 # `print` would write into the line of the progress bar.
                 tqdm.write("\n".join(metric_lines({metrics.STEP: state.global_step, **logs})))
-        elif {metrics.LOSS, metrics.HELDOUT_ACCURACY} & logs.keys():
-            self.logged |= logs
-            self.training_bar.set_postfix(postfix(self.logged), refresh=False)
+        elif metrics.LOSS in logs:
+            self.training_bar.set_postfix(postfix(logs), refresh=False)
+        else:
+            for line in heldout_lines(logs):
+                tqdm.write(f"step {state.global_step}: {line}", file=sys.stderr)
 
 
 def replace_printers(trainer: Trainer) -> None:

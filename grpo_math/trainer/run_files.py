@@ -96,6 +96,8 @@ class RunFiles(RunWriter):
             self.archive(earlier.run_files(self.run_dir, earlier.LAST_RESULTS))
         self.earlier = None
         self.is_first = False
+        if state.global_step:
+            print(f"resuming {self.run_dir} from step {state.global_step} of {state.max_steps}", file=sys.stderr)
         for step, values in self.evaluations:
             self.append(step, values)
         # TRL creates this folder only in its constructor. `MathGRPOTrainer.log` lets TRL write into it.

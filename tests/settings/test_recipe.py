@@ -214,7 +214,12 @@ def test_training_sets_the_variables_of_a_recipe_and_handles_signals_before_it_i
         ("loss_type", {"a": 1}, "loss_type={'a': 1} is not a text: give a text"),
         ("generation_kwargs", "fast", "generation_kwargs='fast' is not a mapping: write it as {\"name\": 1}"),
         ("model_init_kwargs", '{"token": ', "model_init_kwargs='***' is not a mapping: write it as {\"name\": 1}"),
-        ("rewards", [{"accuracy": 1.0}], "rewards={'accuracy': 1.0} is not a text: give a text"),
+        (
+            "rewards",
+            [{"accuracy": 1.0}],
+            "rewards=[{'accuracy': 1.0}] is not a list: write rewards: [accuracy] and reward_weights: [1.0]",
+        ),
+        ("report_to", {"wandb": "x"}, "report_to={'wandb': 'x'} is not a list: write report_to: [wandb]"),
         ("lora_target_modules", [None], "lora_target_modules=None is empty: give a value, or leave it out for []"),
         ("heldout", "[{data: a", "heldout='[{data: a' is not a mapping: write it as {\"name\": 1}"),
         ("reward_weights", ["low"], "reward_weights='low' is not a number: give a number"),
@@ -271,10 +276,20 @@ def test_words_that_make_no_sense_are_a_problem(words, message):
 def test_an_option_of_train_in_a_recipe_or_of_another_program_is_named_so(option, tmp_path):
     (tmp_path / "recipe.yaml").write_text(f"{option}: 2")
     argv = ["--config", str(tmp_path / "recipe.yaml")]
-    message = f"--{option} is not a setting: give it to grpo-math train on the command line"
-    assert [str(problem) for problem in read(argv).problems] == [message]
+    message = f"{option} is not a setting: give it to grpo-math train on the command line"
+    assert [str(problem) for problem in read(argv).problems] == [f"{message} ({argv[1]}, line 1)"]
     if option not in ("config", "method"):
-        assert [str(problem) for problem in read([f"--{option}", "2"]).problems] == [message]
+        assert [str(problem) for problem in read([f"--{option}", "2"]).problems] == [f"--{message}"]
+
+
+def test_a_mistake_in_a_recipe_is_named_with_its_line_and_one_on_the_command_line_is_not(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("# a recipe\nlearning_rat: 1e-5\n\nloss_type: drgpo\nseed: many\n")
+    problems = [str(problem) for problem in read(["--config", str(path), "--seed", "x"]).problems]
+    assert problems[0] == f"learning_rat is not a setting: did you mean learning_rate? ({path}, line 2)"
+    assert problems[1].startswith("loss_type='drgpo' is not known: did you mean 'dr_grpo'?")
+    assert problems[1].endswith(f" ({path}, line 4)")
+    assert problems[2] == "seed='x' is not a whole number: give a whole number"
 
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--seed"]])

@@ -44,7 +44,7 @@ def test_a_measurement_keeps_nothing_and_says_what_a_run_takes(train, tmp_path):
     assert times.startswith("a rollout takes ")
     assert " s (4 completions of 8 tokens), an update " in times
     assert hours.startswith("at most ")
-    assert hours.endswith(" hours: 4 steps and 8 completions of evaluations, all of full length")
+    assert hours.endswith(" s: 4 steps and 8 completions of evaluations, all of full length")
     assert [line.partition(": ")[0] for line in (generation, training)] == ["generation", "training"]
     assert last == f"nothing was written to {tmp_path / 'run'}"
 

@@ -52,17 +52,15 @@ def printer():
     return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=True)))
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "shown"), [(0.25, "accuracy=0.25, reward=0.50"), (0.5, "reward=0.50, heldout=0.75")]
-)
-def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, monkeypatch):
+def test_the_bar_has_room_at_80_columns_and_an_evaluation_has_a_line_with_its_step(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress, at = printer(), SimpleNamespace(global_step=100, max_steps=1000, is_world_process_zero=True)  # resumed
     progress.on_train_begin(QUIET, at, None)
     at.global_step = 550
     progress.on_step_end(None, at, None)
-    step = {"loss": 0.0, "accuracy": accuracy, "reward": 0.5, "completions/mean_length": 9.0}
-    for logs in (step, {"heldout/accuracy": 0.75}, step, {"accuracy": 0.9}, None):
+    step = {"loss": 0.0, "accuracy": 0.5, "reward": 0.5, "completions/mean_length": 9.0}
+    scored = {f"eval_sums_{name}": 0.5 for name in ("accuracy", "ci95_low", "ci95_high")} | {"eval_sums_n": 64}
+    for logs in (step, scored, {"accuracy": 0.9}, None):
         progress.on_log(None, at, None, logs=logs)
     bar = progress.training_bar
     bar.start_t -= 3700
@@ -70,7 +68,8 @@ def test_the_bar_has_room_at_80_columns_and_says_nothing_twice(accuracy, shown, 
     console.end_bar(SimpleNamespace(callback_handler=SimpleNamespace(callbacks=[progress])))  # after an error
     assert bar.disable
     assert len(line) == 80
-    assert f"[1:01:40<1:01:40, {shown}]" in line  # 450 steps in an hour, and 450 are left
+    assert "[1:01:40<1:01:40, accuracy=0.50, reward=0.50]" in line  # 450 steps in an hour, and 450 are left
+    assert "step 550: sums: 50.0% of 64 problems are correct, 95% interval 50.0% to 50.0%" in capsys.readouterr().err
 
 
 def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_too(capsys, monkeypatch):

@@ -110,7 +110,7 @@ def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tm
     assert {"history.jsonl", "completions/"} <= set(lines[1].split(", "))
 
 
-def test_a_resumed_run_and_a_second_training_of_one_trainer_continue(ours, tmp_path):
+def test_a_resumed_run_and_a_second_training_of_one_trainer_continue(ours, tmp_path, capsys):
     trainer = ours(letters, ROWS, **{**SAVED, "save_steps": 1})
     trainer.evaluate(trainer.train_dataset)
     evaluate(trainer, ROWS[:2])
@@ -119,8 +119,10 @@ def test_a_resumed_run_and_a_second_training_of_one_trainer_continue(ours, tmp_p
         trainer.train()
         assert [line["step"] for line in read_run(tmp_path).history] == steps
         assert json.loads((tmp_path / "finished.json").read_text()) == {"step": steps[-1]}
+    assert "resuming" not in capsys.readouterr().err
     resumed = ours(letters, ROWS, **SAVED)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert f"resuming {tmp_path} from step 1 of 2\n" in capsys.readouterr().err
     assert [line["step"] for line in read_run(tmp_path).history] == [0, 1, 2]
     # The results of the last weights stay with a run that had ended.
     evaluate(resumed, ROWS[:2])
