@@ -1,19 +1,29 @@
-""".ci/run tries the lowest versions of pyproject.toml and the newest ones that were tested, and constraints.txt."""
+""".ci/run tries the lowest versions of pyproject.toml and the newest ones that were tested, and constraints.txt.
 
+Here uv resolves each documented installation as on a machine with a GPU. It installs nothing.
+"""
+
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from launching import ROOT
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from grpo_math.generation import vllm_env
 from grpo_math.trainer.contract import NEWEST, minor, stored
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 REQUIRED = {
-    required.name: required.specifier
+    canonicalize_name(required.name): required.specifier
     for required in map(
         Requirement, (*PROJECT["dependencies"], *EXTRAS["demo"], *EXTRAS["deepspeed"], *EXTRAS["quant"])
     )
@@ -22,8 +32,8 @@ NOT_MOVED = {"deepspeed", "torch", "trl"}  # constraints-lowest.txt has the reas
 
 
 def pins(file: str) -> dict[str, Version]:
-    lines = re.findall(r"^([^#\s=]+)==(\S+)$", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
-    return {name.lower(): Version(version) for name, version in lines}
+    lines = re.findall(r"^([^#\s=]+)==(\S+)", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    return {canonicalize_name(name): Version(version) for name, version in lines}
 
 
 def test_each_minimum_is_the_version_of_constraints_lowest():
@@ -39,6 +49,7 @@ def test_the_newest_versions_are_those_that_doctor_takes_for_tested():
     assert set(newest) == set(REQUIRED) - NOT_MOVED
     assert all(version in REQUIRED[name] for name, version in newest.items())
     tested = {name: [*tables][-1] for name, tables in stored().items()} | NEWEST
+    tested = {canonicalize_name(name): version for name, version in tested.items()}
     assert {name: tested[name] for name in tested if name in newest} == {
         name: minor(str(version)) for name, version in newest.items() if name in tested
     }
@@ -54,3 +65,58 @@ def test_no_upper_bound_is_below_the_next_major_version():
 def test_the_exact_versions_are_supported(file):
     exact = pins(file)
     assert not [name for name in REQUIRED if name in exact and exact[name] not in REQUIRED[name]]
+
+
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-vllm.txt"])
+def test_the_exact_versions_leave_the_build_of_torch_open(file):
+    """A file from an environment with torch's CPU build once held pins that CUDA's build excludes."""
+    assert not [name for name in pins(file) if name.startswith(("cuda", "nvidia", "triton"))]
+
+
+# The extras that go with each file: a solution of all of them is one of each line that names some. `gym` is documented
+# without constraints.
+INSTALLATIONS = {"constraints.txt": {*EXTRAS} - {"vllm", "gym"}, "constraints-vllm.txt": {*EXTRAS} - {"gym"}}
+
+
+def test_each_documented_line_names_the_constraints_that_fit_its_extras():
+    pages = [
+        page for glob in ("*.md", "docs/*.md", "launch/configs/*", "grpo_math/**/*.py") for page in ROOT.glob(glob)
+    ]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    lines = [line for line in re.findall(r"pip install .*", text) if "-c constraints" in line]
+    assert len(lines) > 5
+    for line in lines:
+        [file] = re.findall(r"-c (\S+\.txt)", line)
+        extras = {extra for names in re.findall(r"\.\[([\w,]+)\]", line) for extra in names.split(",")}
+        assert extras <= INSTALLATIONS[file], line
+        assert ("vllm" in extras) == (file == "constraints-vllm.txt"), line
+
+
+def solve(*words: str, packages: str = "") -> subprocess.CompletedProcess[str]:
+    """The answer of uv, which solves for other machines than this one."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [shutil.which("uv", path=path) or "uv", "pip", "compile", "--quiet", "--no-python-downloads", *words, "-"]
+    return subprocess.run(command, input=packages, capture_output=True, text=True, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def uv():
+    try:
+        if error := solve(packages="packaging").stderr:
+            pytest.skip(f"uv finds no package index: {error.strip().splitlines()[-1]}")
+    except FileNotFoundError:
+        pytest.skip("uv is not installed")
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("uv")
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("file", INSTALLATIONS)
+def test_each_documented_installation_has_a_solution_with_torchs_cuda_build(file, machine, python):
+    extras = [f"--extra={extra}" for extra in sorted(INSTALLATIONS[file])]
+    target = [f"--python-platform={machine}-manylinux_2_34", f"--python-version={python}"]
+    packages = vllm_env.BITSANDBYTES if "vllm" in INSTALLATIONS[file] else ""
+    done = solve("pyproject.toml", "-c", file, *extras, *target, packages=packages)
+    assert done.returncode == 0, done.stderr
+    assert "nvidia-nccl" in done.stdout
