@@ -35,7 +35,7 @@ from grpo_math.generation.models import (
 )
 from grpo_math.generation.request import DEFAULT_REQUEST, QUANTISATION, Request
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
-from grpo_math.generation.vllm_server import Server
+from grpo_math.generation.vllm_server import Server, answer_seconds
 from grpo_math.problems.from_recipe import renamed_error_fields
 from grpo_math.system.machine import free_port
 from grpo_math.system.reading import read_json
@@ -218,18 +218,24 @@ def check_chat(
 def with_server(client: Server, name: str, tokenizer: Any, stops: list[int], request: Request) -> Generate:
     """Return a function that generates batches with a vLLM server. ``name`` is a model or a loaded adapter."""
 
-    def ask(prompt: list[int], seed: int) -> list[Completion]:
-        (completion,) = client.generate(
-            prompt,
-            model=name,
-            max_tokens=request.max_new_tokens,
-            seed=seed,
-            logprobs=False,
-            extra={**request.for_vllm(), "stop_token_ids": stops},
-        )
-        return [read_off(tokenizer, completion.tokens, stops, request.stop)]
+    def generate(prompts: list[list[int]], seed: int) -> list[Completion]:
+        timeout = answer_seconds(len(prompts) * request.max_new_tokens)
 
-    return partial(ask_each, ask)
+        def ask(prompt: list[int], seed: int) -> list[Completion]:
+            (completion,) = client.generate(
+                prompt,
+                model=name,
+                max_tokens=request.max_new_tokens,
+                seed=seed,
+                logprobs=False,
+                extra={**request.for_vllm(), "stop_token_ids": stops},
+                timeout=timeout,
+            )
+            return [read_off(tokenizer, completion.tokens, stops, request.stop)]
+
+        return ask_each(ask, prompts, seed)
+
+    return generate
 
 
 def load_weights(model: str, adapter: str | None, request: Request = DEFAULT_REQUEST) -> Any:

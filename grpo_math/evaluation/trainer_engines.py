@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.engines import Backend, Model, with_server
@@ -23,7 +22,7 @@ from grpo_math.generation.models import context_length
 from grpo_math.generation.request import Request
 from grpo_math.generation.vllm_server import Server
 from grpo_math.run.weights import split_by
-from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.collectives import broadcast_from_main, gather_when_done
 from grpo_math.system.http import ServerError
 from grpo_math.system.replaced import replaced
 
@@ -42,7 +41,7 @@ class TrainerModel(Model):
         share, shares = state.process_index // self.tensor_parallel, state.num_processes // self.tensor_parallel
         # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
         # gathering, and the other ranks would wait.
-        return gather_object([call(rows[share::shares] or rows[:1], share)])
+        return gather_when_done(lambda: call(rows[share::shares] or rows[:1], share))
 
 
 class TrainerVLLM(TrainerModel):
@@ -74,7 +73,7 @@ class TrainerVLLM(TrainerModel):
         stops = stop_ids(self.tokenizer, self.weights.generation_config, request)
         # TRL's own client, to which training sends whole weights: the server has the model under one name.
         if self.generation.mode == "server" and not hasattr(self.generation, "sampler"):
-            client = Server(self.generation.vllm_client.base_url, timeout=3600.0)
+            client = Server(self.generation.vllm_client.base_url)
             return with_server(client, client.models()[0], self.tokenizer, stops, request)
         longest, settings = request.max_new_tokens, {**request.for_vllm(), "stop_token_ids": stops}
 

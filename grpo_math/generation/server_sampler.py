@@ -20,7 +20,7 @@ from grpo_math.generation.completion import Completion
 from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.lost_server import repeat_after_restart, wait
 from grpo_math.generation.sampler import Sampler
-from grpo_math.generation.vllm_server import Server, served_rank
+from grpo_math.generation.vllm_server import ANSWER_SECONDS, Server, answer_seconds, served_rank
 from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import broadcast_from_main
 
@@ -45,9 +45,9 @@ class ServerSampler(Sampler, Stateful):
         seconds: float,
     ) -> None:
         super().__init__(store)
-        # An answer may take long, so a server that no longer answers is noticed after this hour. The client does not
-        # retry, because `_repeat_after_restart` does.
-        self.server = Server(url, timeout=3600.0, retries=0)
+        # An answer may take long, so a server that no longer answers is noticed after an hour or more. The client does
+        # not retry, because `_repeat_after_restart` does.
+        self.server = Server(url, timeout=ANSWER_SECONDS, retries=0)
         self.training = training
         self.seed = seed
         self.start = start
@@ -115,12 +115,14 @@ class ServerSampler(Sampler, Stateful):
         return self.request(prompts, batch_seed(self.seed, self.sampled - 1), n=n, **self.training())
 
     def request(
-        self, prompts: list[list[int]], seed: int, longest: int, **settings: Any
+        self, prompts: list[list[int]], seed: int, longest: int, n: int = 1, **settings: Any
     ) -> Callable[[], list[Completion]]:
-        """Return the call that samples at most ``longest`` tokens after each prompt, with the adapter as it is now.
+        """Return the call that samples ``n`` completions of at most ``longest`` tokens after each prompt, with the
+        adapter as it is now.
 
         ``settings`` are those of `Server.generate`.
         """
+        settings |= {"n": n, "timeout": answer_seconds(len(prompts) * n * longest)}
         # Read now, because the call may run in a thread after a later sync.
         folder = self.store.current
         self.store.requested.append(folder)

@@ -35,6 +35,8 @@ MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
 MIDDLEWARE_FOLDER = Path(__file__).with_name("vllm_middleware")
 ABORTS = 3  # of one request
 HEALTH_SECONDS = 10.0  # for an answer from /health
+ANSWER_SECONDS = 3600.0  # for any other answer, at least
+SLOWEST = 500  # tokens per second of a batch; a server that is slower counts as lost
 # Sent in every request: vLLM takes omitted settings from the model's generation_config.
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
@@ -128,7 +130,12 @@ def environment() -> dict[str, str]:
     >>> environment()["VLLM_ALLOW_RUNTIME_LORA_UPDATING"]
     'True'
     """
+    from huggingface_hub import constants
+
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
+    # Set in this process alone if the Hub does not answer. The server would wait for the Hub, too.
+    if constants.HF_HUB_OFFLINE:
+        variables["HF_HUB_OFFLINE"] = "1"
     if api_key := key():
         path = os.pathsep.join(filter(None, (str(MIDDLEWARE_FOLDER), os.environ.get("PYTHONPATH"))))
         variables |= {"VLLM_API_KEY": api_key, "PYTHONPATH": path}
@@ -149,6 +156,15 @@ def key() -> str:
     if not (value.isascii() and value.isprintable()):
         raise ConfigError("VLLM_API_KEY", value, "contains characters other than printable ASCII", "set it again")
     return value
+
+
+def answer_seconds(tokens: int) -> float:
+    """Return the time limit of each request of a batch, which samples at most this many tokens in all.
+
+    >>> answer_seconds(64 * 1024), answer_seconds(1024 * 16384)
+    (3600.0, 33554.432)
+    """
+    return max(ANSWER_SECONDS, tokens / SLOWEST)
 
 
 class Server:
@@ -267,12 +283,14 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
         logprobs: bool = True,
         replica: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
         **sampling: float | None,
     ) -> list[Completion]:
         """Return the ``n`` completions of a prompt of token ids, by the base model or an adapter of that name.
 
         ``sampling`` has vLLM's names, and overrides `SAMPLING`. ``extra`` is added to the request unchanged, and
-        overrides everything else. ``replica``: the replica that samples; by default the server chooses.
+        overrides everything else. ``replica``: the replica that samples; by default the server chooses. ``timeout``: in
+        place of the client's.
         """
         body = {
             **SAMPLING,
@@ -283,8 +301,10 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
             **({"logprobs": 0, "return_tokens_as_token_ids": True} if logprobs else {}),
             **(extra or {}),
         }
-        headers = {} if replica is None else {"X-data-parallel-rank": str(replica)}
-        ask = partial(self.http.ask, "/v1/completions", body, headers=headers)
+        options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        if replica is not None:
+            options["headers"] = {"X-data-parallel-rank": str(replica)}
+        ask = partial(self.http.ask, "/v1/completions", body, **options)
         choices = without_aborts(self.url, ask)["choices"]
         if len(choices) != body["n"]:
             raise ServerError(f"{self.url} gave {len(choices)} completions of a prompt with n={body['n']}")

@@ -25,11 +25,14 @@ class LostRank(UserError):
 
 
 def limit_waiting(ddp_timeout: float) -> None:
-    """Apply ``ddp_timeout`` to gloo too: transformers passes it on only for GPUs."""
-    state = PartialState()
+    """Apply ``ddp_timeout`` to gloo, and to DeepSpeed's groups: transformers passes it on only to the first group, and
+    only for GPUs."""
+    state, limit = PartialState(), timedelta(seconds=ddp_timeout)
+    # DeepSpeed names no timeout for its groups. torch's default over NCCL is 10 minutes.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = limit
     if state.num_processes > 1 and state.backend == "gloo":
         # Changed afterwards: transformers' arguments have made the process group, on a CPU without their timeout.
-        distributed_c10d._set_pg_timeout(timedelta(seconds=ddp_timeout))
+        distributed_c10d._set_pg_timeout(limit)
 
 
 def failure(error: BaseException, run_dir: Path, command: str = "the same command") -> UserError | None:

@@ -43,7 +43,9 @@ def violations(s: RunSettings | Any, rules: Sequence[Rule] = RULES) -> Iterator[
     """Yield the level and the error of each broken rule. ``s``: `RunSettings`, or a `MathGRPOConfig` for its rules."""
     for rule in rules:
         names = named(rule.fields)
-        changed = [name for name in names if getattr(s, name) not in (defaults()[name], "", [], {})]
+        # The class of a script's config has TRL's defaults.
+        default = {name: getattr(type(s), name, defaults()[name]) for name in names}
+        changed = [name for name in names if getattr(s, name) not in (default[name], "", [], {})]
         is_idle = rule.level == "no_effect"
         if rule.when(s) and (changed or not is_idle):
             # The settings that the user has changed are at fault. If none is, a default is.

@@ -11,9 +11,9 @@ from typing import Any
 
 from grpo_math.errors import UserError, first_line
 
-PAUSE = 0.02  # seconds between two checks if the main process is done
-# A key in the store is never deleted, so each call has its own. Every process makes the same calls.
-_calls = count()
+PAUSE = 0.02  # seconds between two checks of how many processes are done
+# A key in the store is never deleted, so each wait has its own. Every process makes the same calls.
+_waits = count()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def broadcast_from_main(call: Callable[[], Any]) -> Any:
     from accelerate import PartialState
     from accelerate.utils import broadcast_object_list
 
-    state, done = PartialState(), f"grpo_math/broadcast_from_main/{next(_calls)}"
+    state = PartialState()
     outcome: list[Any] = [None, None]
     failed: Exception | None = None
     if state.is_main_process:
@@ -63,12 +63,28 @@ def broadcast_from_main(call: Callable[[], Any]) -> Any:
             other = RuntimeError(f"on the main process: {type(error).__name__}: {first_line(error)}")
             outcome = [None, error if isinstance(error, UserError) else other]
     # All processes come here after an error too: otherwise the other processes would wait forever.
-    if state.num_processes > 1:
-        _wait_for_main(state, done)
+    _wait_until_done(state.is_main_process, 1)
     broadcast_object_list(outcome)
     if problem := failed or outcome[1]:
         raise problem
     return outcome[0]
+
+
+def gather_when_done(call: Callable[[], Any]) -> list[Any]:
+    """Call on every process, and return the results of all, in the order of the processes, on each of them.
+
+    For calls that take some processes longer than ``ddp_timeout``: no process waits in a collective. An exception is
+    raised on its own process alone. Nobody notices a machine that vanishes during the calls.
+
+    >>> gather_when_done(lambda: 3)
+    [3]
+    """
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+
+    result = call()
+    _wait_until_done(True, PartialState().num_processes)
+    return gather_object([result])
 
 
 def agree_on_first(value: str | None) -> str | None:
@@ -95,13 +111,16 @@ def agree_on_largest(number: int) -> int:
     return max(gather_object([number]))
 
 
-def _wait_for_main(state: Any, done: str) -> None:
-    """Wait until the main process has set ``done`` in the store of the process group."""
+def _wait_until_done(is_done: bool, expected: int) -> None:
+    """Wait until ``expected`` processes are done. Every process calls this, and ``is_done`` if it is one of them."""
+    from accelerate import PartialState
+
+    if PartialState().num_processes == 1:
+        return
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store = _get_default_store()
-    if state.is_main_process:
-        store.set(done, "1")
+    store, key = _get_default_store(), f"grpo_math/done/{next(_waits)}"
     # Not store.wait(), which raises after the store's timeout.
-    while not store.check([done]):
+    while store.add(key, int(is_done)) < expected:
+        is_done = False
         time.sleep(PAUSE)

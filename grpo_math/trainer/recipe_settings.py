@@ -12,6 +12,7 @@ from typing import Any
 from trl import ModelConfig, TrlParser
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.vllm_server import answer_seconds
 from grpo_math.problems.from_recipe import evaluation_settings
 from grpo_math.problems.prompts import recipe_template
 from grpo_math.settings import rules
@@ -54,6 +55,9 @@ def build(read: Recipe) -> Settings:
         template = recipe_template(requested.values())
         derived = evaluation_settings(requested)
         derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
+        # While TRL waits for completions on the main process, the other processes wait for it in a collective.
+        if requested.generation == "server" and not requested.sends_adapter and not requested.stated("ddp_timeout"):
+            derived["ddp_timeout"] = int(answer_seconds(batch.rollout * requested.max_completion_length))
         values = {**OURS, **requested.explicit_values(), **derived}
         config, model = (
             kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})

@@ -173,7 +173,7 @@ def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused,
 def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
     state = SimpleNamespace(process_index=rank, num_processes=ranks)
     monkeypatch.setattr(trainer_engines, "PartialState", lambda: state)
-    monkeypatch.setattr(trainer_engines, "gather_object", lambda own: own)
+    monkeypatch.setattr(trainer_engines, "gather_when_done", lambda call: [call()])
     shared = rank // together
     accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=rank == 0)
     trainer = SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(config=None), processing_class=None)
@@ -283,6 +283,13 @@ def test_trls_own_server_is_asked_by_the_name_of_its_model(trainer, server, smal
     (done,) = generate([TOKENIZER.encode("What is 2 + 3?")], 0)
     assert done.tokens == reply(TOKENIZER.encode("What is 2 + 3?"), batch_seed(0, 0), 12)
     assert server.bodies[0]["model"] == small
+
+
+def test_the_requests_of_a_large_batch_have_more_time():
+    client = Mock()
+    client.generate.side_effect = lambda *args, **kwargs: [Completion([5])]
+    engines.with_server(client, "base", TOKENIZER, STOPS, Request(max_new_tokens=1_000_000))([[5]] * 3, 0)
+    assert [call.kwargs["timeout"] for call in client.generate.mock_calls] == [6000] * 3
 
 
 def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):

@@ -4,6 +4,7 @@ import gc
 import json
 import signal
 import sys
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -117,6 +118,17 @@ def test_a_prompt_of_a_later_turn_gets_the_tokens_that_are_left(server, synced):
     generation.sampler.request([[5] * 505, [5] * 600], 0, 20, logprobs=False)()
     assert sorted((len(body["prompt"][0]), body["max_tokens"]) for body in bodies) == [(505, 7), (600, 1)]
     assert not any("logprobs" in body for body in bodies)
+
+
+def test_the_requests_of_a_large_batch_have_more_time(server, synced):
+    sampler = synced().sampler
+    server.sampling = lambda body: time.sleep(0.5)
+    with pytest.raises(ServerError, match="does not answer"):
+        sampler.server.generate([5], model=sampler.store.current.name, max_tokens=1, timeout=0.1)
+    sampler.server.generate = Mock(return_value=[])
+    for prompts in (1, 2):
+        sampler.request([[5]] * prompts, 0, 1_000_000, n=3)()
+    assert [call.kwargs["timeout"] for call in sampler.server.generate.mock_calls] == [6000, 12_000, 12_000]
 
 
 def test_requests_that_fail_are_asked_again_and_no_others(server, synced, monkeypatch):

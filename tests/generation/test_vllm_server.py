@@ -31,13 +31,17 @@ def test_a_key_of_a_file_loses_its_line_end_and_one_that_no_header_carries_is_re
 
 def test_a_key_is_made_once_and_is_in_the_servers_environment_with_its_guard(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     variables = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_SERVER_DEV_MODE": "1"}
     assert environment() == variables
     make_key()
     secret = key()
     make_key()
     monkeypatch.setenv("PYTHONPATH", "/more")
-    assert environment() == {**variables, "VLLM_API_KEY": secret, "PYTHONPATH": f"{MIDDLEWARE_FOLDER}:/more"}
+    variables |= {"VLLM_API_KEY": secret, "PYTHONPATH": f"{MIDDLEWARE_FOLDER}:/more"}
+    assert environment() == variables
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the Hub does not answer this process
+    assert environment() == {**variables, "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.mark.parametrize(

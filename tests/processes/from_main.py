@@ -1,6 +1,6 @@
-"""`broadcast_from_main` in each of two processes of gloo: FOLDER -> FOLDER/RANK.json.
+"""`broadcast_from_main` and `gather_when_done` in each of two processes of gloo: FOLDER -> FOLDER/RANK.json.
 
-Collectives time out after 4 seconds; the main process works for 6. The processes come together before that holds.
+Collectives time out after 3 seconds; one process works for 5. The processes come together before that holds.
 """
 
 import json
@@ -14,11 +14,11 @@ from unittest.mock import Mock
 from accelerate import PartialState
 
 from grpo_math.errors import UserError
-from grpo_math.system.collectives import broadcast_from_main
+from grpo_math.system.collectives import broadcast_from_main, gather_when_done
 
 
 def slow() -> list[int]:
-    time.sleep(6)
+    time.sleep(5)
     return [1, 2]
 
 
@@ -29,12 +29,13 @@ if __name__ == "__main__":
     (folder / f"{rank}.here").touch()
     while len(list(folder.glob("*.here"))) < 2:
         time.sleep(0.05)
-    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=4))
+    state = PartialState(cpu=True, backend="gloo", timeout=timedelta(seconds=3))
     seen = []
     for call in CALLS:
         try:
             seen.append(broadcast_from_main(call))
         except Exception as error:
             seen.append(f"{type(error).__name__}: {error}")
+    seen.append(gather_when_done(slow if rank == "1" else lambda: rank))
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     state.destroy_process_group()  # whose threads may otherwise outlive the interpreter

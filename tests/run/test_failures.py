@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from small_runs import history, rank, settings, start, steps_done, two, until
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch.distributed import distributed_c10d
 
 from grpo_math.run.checkpoints import write_manifest
 from grpo_math.run.failures import LostRank, failure, limit_waiting
@@ -70,12 +71,15 @@ def test_a_collective_that_another_rank_did_not_answer_is_known_for_one(tmp_path
 
 
 @pytest.mark.parametrize(("processes", "backend", "limits"), [(2, "gloo", [7]), (2, "nccl", []), (1, "gloo", [])])
-def test_ddp_timeout_counts_for_gloo_too(processes, backend, limits, monkeypatch):
+def test_ddp_timeout_counts_for_gloo_and_for_the_groups_of_deepspeed_too(processes, backend, limits, monkeypatch):
     changed, state = [], SimpleNamespace(num_processes=processes, backend=backend)
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # what torch gives a group without a timeout
+        monkeypatch.setattr(distributed_c10d, name, timedelta(minutes=10))
     monkeypatch.setattr("grpo_math.run.failures.PartialState", lambda: state)
     monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
     limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]
+    assert {distributed_c10d._get_default_timeout(kind) for kind in ("nccl", "gloo")} == {timedelta(seconds=7)}
 
 
 # Ranks
@@ -132,8 +136,8 @@ def test_a_rank_that_waits_outside_of_python_is_ended_within_ten_seconds(tmp_pat
 
 
 @pytest.mark.full
-def test_work_of_the_main_process_may_outlast_a_collective_and_any_error_reaches_every_process(tmp_path):
+def test_work_of_a_process_may_outlast_a_collective_and_any_error_of_the_main_one_reaches_every_process(tmp_path):
     run([*TORCHRUN, str(ROOT / "tests/processes/from_main.py"), str(tmp_path)])
     main, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
-    assert main == [[1, 2], "UserError: this cannot be", "KeyError: 'nothing there'", "on"]
-    assert other == [*main[:2], "RuntimeError: on the main process: KeyError: 'nothing there'", "on"]
+    assert main == [[1, 2], "UserError: this cannot be", "KeyError: 'nothing there'", "on", ["0", [1, 2]]]
+    assert other == [*main[:2], "RuntimeError: on the main process: KeyError: 'nothing there'", *main[3:]]

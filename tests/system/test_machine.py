@@ -11,6 +11,7 @@ import threading
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
+import accelerate
 import pytest
 import torch
 from launching import variables
@@ -116,14 +117,15 @@ def test_one_process_gets_its_own_error(error):
     assert raised.value is error
 
 
-def test_the_others_wait_until_the_main_process_is_done(monkeypatch):
-    store = HashStore()
+@pytest.mark.parametrize(("is_done", "expected", "waits"), [(True, 1, 0), (False, 1, 1), (True, 3, 2)])
+def test_a_process_waits_until_the_expected_number_is_done(is_done, expected, waits, monkeypatch):
+    store, number = HashStore(), next(collectives._waits)
+    key, slept = f"grpo_math/done/{number + 1}", []
+    monkeypatch.setattr(accelerate, "PartialState", lambda: SimpleNamespace(num_processes=3))
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(collectives.time, "sleep", lambda seconds: store.set("done", "1"))
-    collectives._wait_for_main(SimpleNamespace(is_main_process=False), "done")
-    assert store.check(["done"])
-    collectives._wait_for_main(SimpleNamespace(is_main_process=True), "also done")
-    assert store.check(["also done"])
+    monkeypatch.setattr(collectives.time, "sleep", lambda seconds: slept.append(store.add(key, 1)))
+    collectives._wait_until_done(is_done, expected)
+    assert (len(slept), store.add(key, 0)) == (waits, expected)
 
 
 # Two runs in one folder

@@ -142,6 +142,18 @@ def test_the_parsers_of_transformers_and_trl_take_the_class_and_a_subclass_with_
         assert (type(args), args.baseline, args.dppo_low) == (kind, value, 0.2 if kind is mine else 0.5)
 
 
+@pytest.mark.parametrize(
+    ("more", "seconds"),
+    [([], 4096), (["--ddp_timeout", "60"], 60), (["--use_peft", "true"], 1800), (["--vllm_mode", "colocate"], 1800)],
+)
+def test_the_other_processes_wait_as_long_as_a_server_may_sample_for_full_weights(more, seconds, tmp_path):
+    words = {"use_cpu": "true", "bf16": "false", "use_vllm": "true", "vllm_mode": "server", "num_generations": "8"}
+    words |= {"prompts_per_step": "16", "per_device_train_batch_size": "8", "max_completion_length": "16000"}
+    options = [word for name, value in words.items() for word in (f"--{name}", value)]
+    settings = build_settings(read([*options, "--output_dir", str(tmp_path), *more]))
+    assert settings.config.ddp_timeout == settings.run.ddp_timeout == seconds
+
+
 @pytest.mark.parametrize("base", [GRPOConfig, MathGRPOConfig])
 def test_a_field_of_a_subclass_may_have_a_name_of_a_recipe(base, small, chars, tmp_path):
     others = [name for name in fields() if name not in MathGRPOConfig.__dataclass_fields__]
