@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from grpo_math.errors import require_choice
-from grpo_math.grading.equal import spelled, units
+from grpo_math.grading.equal import units
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, value
 from grpo_math.grading.vocabulary import LANGUAGES, START, whole_words, words
@@ -177,8 +177,7 @@ def is_one_number(answer: str, gold: str) -> bool:
     """
     plain, plain_gold = (_LATEX_FRACTION.sub(r" \1\2/\3\4 ", clean(text)).strip() for text in (answer, gold))
     number = _ONE_NUMBER.fullmatch(units.split(plain)[0])
-    # clean() has turned number words into digits.
-    if number is None or spelled.digits(answer) != answer:
+    if number is None:
         return False
     fraction, above, below = number.groups()
     return fraction is None or fraction in plain_gold or (math.gcd(int(above), int(below)) == 1 < int(below))

@@ -11,7 +11,7 @@ from grpo_math.errors import ConfigError
 
 # The version of the grader. Results of different versions are not comparable. Verdicts change only because of labelled
 # cases, which tests/cases keeps, and each change increases this number.
-GRADER = 19
+GRADER = 20
 
 
 class Verdict(StrEnum):

@@ -75,9 +75,9 @@ _JOINT = re.compile(
 # A letter, or a mark of one, in exactly one way: two ways for each letter would be an exponential search.
 _LETTER = rf"(?:[^\W\d_]|(?![^\W\d_]){FOREIGN})"
 _VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
-# "Minus" before a number: no value and no part of a word is before it. English has its own rule (spelled.py).
+# "Minus" before a number: no value and no part of a word is before it.
 _MINUS = re.compile(
-    r"(?:минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی|מינוס|माइनस|âm|mínusz?|miinus|ঋণাত্মক|ऋणात्मक)\s*(?=\d)"
+    r"(?:[Nn]egative|[Mm]inus|минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی|מינוס|माइनस|âm|mínusz?|miinus|ঋণাত্মক|ऋणात्मक)\s*(?=\d)"
 )
 _NO_MINUS = re.compile(r"(?:[\d)}$]\s?|[^\W\d_\u0e00-\U0010ffff])\Z")
 _VALUE_BEHIND = re.compile(r"[\d$(A-J]|[a-z]\S? ?=")

@@ -18,7 +18,7 @@ FACTS: Facts = {"dataset_limit": {"ge": 1}}
 
 @dataclass
 class Data:
-    """Problems, prompts and tools."""
+    """Problems and prompts."""
 
     dataset: str = setting(
         "generated",

@@ -189,7 +189,7 @@ def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(h
 
 
 def test_numbers_in_words_that_the_grader_does_not_read_are_named(here, capsys):
-    odd = ["18 (since 9 + 9)", "3-Apr", "8:30 p.m.", "1/2 (0.5)", "3/4, 0.75", "18 apples", "Friday", "2ab"]
+    odd = ["18 (since 9 + 9)", "3-Apr", "2 hours 5 minutes", "1/2 (0.5)", "3/4, 0.75", "18 apples", "Friday", "2ab"]
     write(
         here / "mine.jsonl",
         [*GOOD, *((f"A rope of {i} m has ends a and b. Which?", gold) for i, gold in enumerate(odd))],

@@ -93,9 +93,10 @@ FORMS = Path(__file__).parents[1] / "cases" / "grading_forms.tsv"
         # ratios, times, bases
         ("3:4", "4:3", WRONG),
         ("3:4", "3 to 4", RIGHT),
-        ("12:00", "1:00", WRONG),
-        ("8:34 pm", "20:34", RIGHT),
+        ("12:00", "1:00", OPEN),
+        ("8:34 pm", "8:34 p.m.", RIGHT),
         ("8:34 am", "8:34 pm", WRONG),
+        ("12 noon", "12 midnight", Verdict.UNPARSEABLE),
         ("52_8", "52_9", WRONG),
         ("52_8", "52_{8}", RIGHT),
         # choices

@@ -112,7 +112,7 @@ RULES = {
         ("1. We add 40 and 1.\n2. That is all.", "40 and 1"),
         ("รวม 30 + 6 = 36 ผล ที่จริง 38", "38"),
         ("It is not 42.", "not 42"),
-        ("It is minus 42.", "minus 42"),
+        ("It is minus 42.", "-42"),
     ],
     "several values": [
         ("Die Antwort ist 41 oder 42.", "41 or 42"),

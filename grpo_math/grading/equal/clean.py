@@ -13,7 +13,6 @@ import unicodedata
 from functools import lru_cache
 from typing import Any
 
-from grpo_math.grading.equal import spelled
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.vocabulary import FOREIGN, either, in_english
@@ -115,7 +114,7 @@ SPELLINGS = [
     )
 ]
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
-PARENTHESIS = re.compile(r"(approx(?:imately|\.)?|exactly|rounded)|[a-z \-]{3,40}", re.IGNORECASE)
+PARENTHESIS = re.compile(r"(?:approx(?:imately|\.)?|exactly|rounded)\)", re.IGNORECASE)
 INNER_DOLLAR = re.compile(r"(?<=[\w)}])\$+(?=\w)")  # between two formulas that must stay separate
 QUAD = re.compile(  # between two values: a list
     r"(?<=[\w)}\]])(?<!\band)(?<!\bor)\s*(?:\\q?quad(?![A-Za-z])\s*)+(?=[-\d(\[]|[A-Za-z](?![A-Za-z])|[A-Z]{2,3}\s*=|\\(?:[dt]?frac|sqrt|pi)(?![A-Za-z])"
@@ -148,6 +147,7 @@ FORMS: list[tuple[re.Pattern[str], Any]] = [
         (JOINS.pattern, r" \1 "),
         (r"(?<=\d) ?\([A-Za-z][A-Za-z ]{1,30}\)(?= ?[-+*/=])", ""),  # $30 (fee) + $42 (parts)
         (r"(?<=\d) x (?=\$?\d)", " * "),
+        (r"(?i:(?<=:\d\d) ?(?:\\text ?\{ ?)?([ap])\.? ?m(?![A-Za-z])\.? ?\}?)", lambda time: f" {time[1].lower()}m"),
         (r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
         (r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
         (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
@@ -330,7 +330,7 @@ def _clean(text: str) -> str:
         text = EQUATIONS.sub(", ", text)
     text = re.sub(r"\s+", " ", text).strip()
     text = CASES.sub(_pairs, text)
-    text = spelled.digits(spelled.ordinal(_without_parenthesis(text.strip())))
+    text = _without_parenthesis(text.strip())
     for pattern, replacement in FORMS if "\\" in text else PLAIN_FORMS:
         text = pattern.sub(replacement, text)
     text = text.strip()
@@ -343,12 +343,9 @@ def _clean(text: str) -> str:
 
 
 def _without_parenthesis(text: str) -> str:
-    """Remove "(approximately)", and a number in words after the same number in digits: "7 (seven)"."""
+    """Remove "(approximately)" behind a number."""
     before, _, inside = text.rpartition(" (")
-    aside, number = PARENTHESIS.fullmatch(inside.removesuffix(")")), re.search(r"-?\d.*", before)
-    if aside is None or number is None or not text.endswith(")"):
-        return text
-    return before if aside[1] or spelled.digits(aside.group()) == number.group().replace(",", "") else text
+    return before if PARENTHESIS.fullmatch(inside) and re.search(r"\d", before) else text
 
 
 def _ascii(text: str) -> str:

@@ -26,7 +26,6 @@ from grpo_math.grading.equal.scanner import (
     names_only,
     read_number,
 )
-from grpo_math.grading.equal.spelled import NUMBER_WORDS
 from grpo_math.grading.equal.tree import (
     ONE,
     ZERO,
@@ -372,7 +371,7 @@ class _Reader(Scanner):
             return Call(tuple(self.atom().children()), "binom" if word == "C" else "perm")
         if (
             lower in notation.SHORT_WORDS and (not word.isupper() or lower in ("and", "or", "not"))
-        ) or lower in NUMBER_WORDS:
+        ) or lower in notation.NUMBER_WORDS:
             raise Unreadable(f"{word[:20]!r} is a word")
         if len(word) > 1 and word.isupper():  # a segment, an ordering or a word: not a product of letters
             return self.named(word)

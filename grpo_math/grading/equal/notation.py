@@ -6,7 +6,6 @@ r"""The notation of expressions: functions, Greek letters, words, and the patter
 
 import re
 
-from grpo_math.grading.equal.spelled import SCALES
 from grpo_math.grading.equal.tree import INFINITE, PI
 
 DIGITS = frozenset("0123456789")
@@ -68,5 +67,17 @@ SUBSCRIPT = re.compile(
     r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
     r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"
 )
+# English words of numbers. The grader reads none as a number, but scales behind digits, as in "3 million".
+SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_NUMBER_WORDS = """
+zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
+nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred
+"""
+NUMBER_WORDS = frozenset((*_NUMBER_WORDS.split(), *SCALES))
+_FRACTION_WORDS = """
+half halve third quarter fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth
+sixteenth seventeenth eighteenth nineteenth twentieth hundredth thousandth
+"""
+FRACTION_WORDS = frozenset(word + plural for word in _FRACTION_WORDS.split() for plural in ("", "s"))
 SCALE = re.compile(rf" {{0,2}}({'|'.join(SCALES)}|hundred)s?\b")
 MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array|smallmatrix)\}\s*(?:\{[clr| ]*\})?")

@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any
 
 from grpo_math.grading.equal import notation
-from grpo_math.grading.equal.spelled import SCALES
 from grpo_math.grading.equal.tree import IMAGINARY, Based, Constant, E, Number, Product, Tree, Variable
 
 MAX_DEPTH = 40
@@ -121,7 +120,7 @@ class Scanner:
                     raise Unreadable("a mixed number whose fraction is 1 or more")
                 return Number(value + Fraction(above, below))
         scale = self.match(notation.SCALE)
-        return Number(value if scale is None else value * SCALES.get(scale[1], 100))
+        return Number(value if scale is None else value * notation.SCALES.get(scale[1], 100))
 
 
 def read_number(digits: str) -> Fraction:

@@ -17,8 +17,7 @@ are not a unit: "5 million", "5 or 6", "5 squared".
 import re
 from fractions import Fraction
 
-from grpo_math.grading.equal.notation import SHORT_WORDS
-from grpo_math.grading.equal.spelled import NUMBER_WORDS, PARTS
+from grpo_math.grading.equal.notation import FRACTION_WORDS, NUMBER_WORDS, SHORT_WORDS
 from grpo_math.grading.vocabulary import FOREIGN, LATIN, whole_words, words
 
 Unit = dict[str, int]  # measure -> power
@@ -61,15 +60,13 @@ _SIZES: dict[str, tuple[int | Fraction, Unit]] = {
        for line in _METRIC if line for mark, (_, power) in _PREFIXES.items()},
 }  # fmt: skip
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
-
-_PARTS = {part + plural for part in PARTS for plural in ("", "s")} - {"second", "seconds"}
 # Words that change the value before or after them.
-CHANGES = (NUMBER_WORDS | _PARTS).union(
+CHANGES = (NUMBER_WORDS | FRACTION_WORDS).union(
     """
 and or not no never plus minus mod modulo base choose factorial percent negative than double twice triple least
 most power root infinity pi sqrt but except mille permille hundred hundreds tens thousands millions billions trillions
 quadrillion quadrillions lakh lakhs crore crores mil gross thousandth thousandths millionth millionths repeating
-recurring factorials cos tan log exp
+recurring factorials cos tan log exp am pm noon midday midnight
 """.split()  # noqa: SIM905
 )
 # "12 oder mehr" is not 12. "12 au total" is 12 in French.

@@ -1,21 +1,18 @@
-r"""Answers that are not expressions: times of day, dates, choice letters, plain words.
+r"""Answers that are not expressions: choice letters and plain words.
 
->>> same_words("8:34 pm", "20:34", compare=None).value, same_words("Tuesday", "It is tuesday", compare=None).value
-('equal', 'equal')
+>>> same_words("Tuesday", "It is tuesday", compare=None).value, same_words("12", "12", compare=None).value
+('equal', 'undecided')
 
 UNDECIDED means that expression.py has to read the texts.
 """
 
 import re
 from collections.abc import Callable
-from fractions import Fraction
 from string import ascii_lowercase
-from typing import NamedTuple
 
 from grpo_math.grading.equal.notation import FUNCTIONS, GREEK
 from grpo_math.grading.equal.text import strip_wrappers
 from grpo_math.grading.equal.tree import DIFFERENT, EQUAL, UNDECIDED, Comparison, compared
-from grpo_math.grading.equal.units import Unit, in_base, measure
 from grpo_math.grading.verdict import Verdict
 
 WORD = re.compile(
@@ -25,24 +22,7 @@ MONTHS = (
     "jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?"
     "|nov(?:ember)?|dec(?:ember)?"
 )
-DAYS = "(?:mon|tues|wednes|thurs|fri|satur|sun)day"
-DATE = re.compile(
-    rf"(?:({MONTHS})\.? (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? ({MONTHS}))", re.I
-)
-AMOUNT = re.compile(r"(?<![\d.])(\d{1,9}(?:\.\d{1,9})?) ?([A-Za-z]{1,8}|[°'′\"″¢])\.?(?:,? and |, | )?(?=\d|\s|\Z)")
-DOLLARS = re.compile(r"\A\\?\$ ?(\d{1,9}(?:\.\d{1,9})?)\Z")
-NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9})?")
-# A prime is a minute of an angle, or a foot.
-ANGLES = {"'": "arcminute", "′": "arcminute", '"': "arcsecond", "″": "arcsecond"}
-FEET = {"'": "ft", "′": "ft", '"': "in", "″": "in"}
-CLOCK = re.compile(r"(\d{1,3}):([0-5]\d)")
-COUNT = re.compile(r"(\d[\d.]*) [^\W\d_]{2,}(?: [^\W\d_]{2,}){0,2}")  # 13 red apples
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
-
-TIME = re.compile(
-    rf"(?:({DAYS})(?:,| at|, at)? )?(\d{{1,2}})(?::(\d\d))?(?::(\d\d))?\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE
-)
-NOON, MIDNIGHT = (re.compile(rf"(?:12(?::00)? )?(?:{names})", re.I) for names in ("noon|midday", "midnight"))
 LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
     re.I,
@@ -114,22 +94,12 @@ ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty
 
 
 def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
-    """Compare two cleaned texts as times of day, dates, choices or words.
+    """Compare two cleaned texts as choices or words.
 
     The result is undecided if the gold answer is something else. ``compare`` compares the texts of choices, as in
     "(B) 12".
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
-    gold_time, answer_time = _time(plain_gold), _time(plain_answer)
-    if gold_time and answer_time:
-        same = _same_time(gold_time, answer_time)
-        if same or gold_time[3] or answer_time[3] or re.search(":0", plain_gold + plain_answer):  # else it is a ratio
-            return compared(same)
-    if answer_time and plain_gold.isdigit() and not any(answer_time[1:3]):  # 2:00 for 2
-        return compared(answer_time[0] == int(plain_gold))
-    gold_date, answer_date = DATE.fullmatch(plain_gold), DATE.fullmatch(plain_answer)
-    if gold_date is not None and answer_date is not None:
-        return compared(_date(gold_date) == _date(answer_date))
     gold_choice = _choice(plain_gold)
     if gold_choice is not None and gold_choice[0].isupper():
         letter, label = gold_choice
@@ -145,10 +115,6 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
             return DIFFERENT  # B/E times E, A or C = A
         verdict = compare(label, plain_answer)[0] if label else UNDECIDED
         return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
-    if (same_amount := _same_amount(plain_gold, plain_answer)) is not UNDECIDED:
-        return same_amount
-    if (same_counts := _same_counts(plain_gold, plain_answer)) is not UNDECIDED:
-        return same_counts
     marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
     if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
         return compared(marks == "".join(sorted(marked)))
@@ -166,88 +132,6 @@ def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
 
 def _plain(text: str) -> str:
     return IN_BRACKETS.sub(r"(\1) \2", re.sub(r"\s+", " ", TEXT.sub(r" \1 ", text)).strip(" ."))
-
-
-Time = tuple[int, int, int, str, str]
-
-
-def _time(text: str) -> Time | None:
-    """Return hour, minute, second, half of the day and weekday, or None for other texts and bare numbers."""
-    match = TIME.fullmatch(NOON.sub("12:00 pm", MIDNIGHT.sub("12:00 am", text)))
-    if match is None or (match[3] is None and match[5] is None) or int(match[2]) > 24 or int(match[3] or 0) > 59:
-        return None
-    return int(match[2]), int(match[3] or 0), int(match[4] or 0), (match[5] or "").lower(), (match[1] or "").lower()
-
-
-def _same_time(one: Time, two: Time) -> bool:
-    """Return True if two times of day are equal. "8:34 pm" equals 20:34 and 8:34."""
-    hours = [
-        {hour % 12 + 12 * (half == "p") if half else hour} | (set() if one[3] and two[3] else {hour})
-        for hour, _, _, half, _ in (one, two)
-    ]
-    return (one[1:3], one[4]) == (two[1:3], two[4]) and not hours[0].isdisjoint(hours[1])
-
-
-def _date(match: re.Match[str]) -> tuple[str, int]:
-    return (match[1] or match[4])[:3].lower(), int(match[2] or match[3])
-
-
-class Amount(NamedTuple):
-    """A sum of amounts, the measures of it, and the size of each unit, from large to small."""
-
-    total: Fraction
-    base: Unit
-    sizes: list[Fraction]
-
-
-def amount(text: str, primes: dict[str, str]) -> Amount | None:
-    """Return the sum of amounts of different units of one measure.
-
-    >>> amount("2 hours 12 minutes", ANGLES), amount("5 apples", ANGLES), amount("5 cm, 6 cm", ANGLES)
-    (Amount(total=Fraction(7920, 1), base={'s': 1}, sizes=[Fraction(3600, 1), Fraction(60, 1)]), None, None)
-    """
-    text = DOLLARS.sub(r"\1 dollars", text)
-    parts = AMOUNT.findall(text)
-    if not parts or len(parts) > 4 or AMOUNT.sub("", text).strip():
-        return None
-    names = [primes.get(word) or next(iter(measure(rf"\text{{{word}}}") or ()), "") for _, word in parts]
-    units = [in_base({name: 1}) for name in names]
-    sizes = [size for size, _ in units]
-    if not all(names) or any(base != units[0][1] for _, base in units) or sizes != sorted({*sizes}, reverse=True):
-        return None
-    total = sum((Fraction(number) * size for (number, _), size in zip(parts, sizes, strict=True)), Fraction(0))
-    return Amount(total, units[0][1], sizes)
-
-
-def _same_amount(gold: str, answer: str) -> Comparison:
-    """Compare two sums of amounts. The answer may be a number of the first unit. 2:12 may be 2 hours 12 minutes."""
-    for primes in (ANGLES, FEET):
-        one = amount(gold, primes)
-        if one is None and CLOCK.fullmatch(gold) is None:  # most answers
-            return UNDECIDED
-        two = amount(answer, primes)
-        if one and two and one.base == two.base:
-            return compared(one.total == two.total)
-    for whole, other in ((one, answer), (two, gold)):
-        clock = CLOCK.fullmatch(other)
-        if whole and clock and len(whole.sizes) == 2 and whole.sizes[0] == 60 * whole.sizes[1]:
-            return compared(whole.total == int(clock[1]) * whole.sizes[0] + int(clock[2]) * whole.sizes[1])
-    if one and len(one.sizes) > 1 and (two or NUMBER.fullmatch(answer)):
-        return compared(two is None and one.total == Fraction(answer) * one.sizes[0])
-    return UNDECIDED
-
-
-def _same_counts(gold: str, answer: str) -> Comparison:
-    """Compare counts of several things, as in "13 apples and 7 pears". The answer may leave out their names."""
-    separators = r",? and | ?, ?"
-    one = re.split(separators, gold)
-    counts = [COUNT.fullmatch(part) for part in one]
-    if len(counts) < 2 or not all(counts):
-        return UNDECIDED
-    two = re.split(separators, answer)
-    if all(map(COUNT.fullmatch, two)):
-        return compared(sorted(one) == sorted(two))
-    return compared(two == [count[1] for count in counts if count]) if all(map(NUMBER.fullmatch, two)) else UNDECIDED
 
 
 def _choice(text: str) -> tuple[str, str] | None:
