@@ -140,6 +140,9 @@ def evaluations(args: Namespace) -> dict[str, dict[str, Evaluation]]:
     Bad input is reported before torch is imported.
     """
     run, split, problems = requested(args)
+    for name, (rows, samples, temperature, _) in problems.items() if args.run and not args.checkpoint else ():
+        if files := from_run.earlier_results(args.run, rows, samples, temperature):
+            say("note", f"training has evaluated these problems of {name} already: {' and '.join(map(str, files))}")
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
     from grpo_math.evaluation.engines import Backend, Model
     from grpo_math.evaluation.evaluator import evaluate_engine

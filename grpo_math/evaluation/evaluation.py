@@ -64,6 +64,11 @@ class Evaluation:
     def problems_hash(self) -> str | None:
         return self.settings.get("problems_hash")
 
+    @property
+    def protocol(self) -> tuple[Any, ...]:
+        """Return the problems and the way in which they are asked, without the model."""
+        return (self.problems_hash, self.settings.get("prompt_hash"), self.samples, self.temperature)
+
     def to_dict(self, records: bool = True) -> dict[str, Any]:
         """Return the content of the results file, with the name of the file as ``results``, if there is one."""
         return {

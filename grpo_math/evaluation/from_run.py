@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.evaluation.evaluation import read as read_results
+from grpo_math.evaluation.fingerprint import problems_hash
 from grpo_math.generation.models import loading
 from grpo_math.generation.request import DEFAULT_REQUEST, Request, request_from
 from grpo_math.problems.from_recipe import EVAL_N, HeldOutSet, RecipeProblems
@@ -81,6 +83,14 @@ def own_set(run_dir: str, template: Template, n: int | None = None) -> HeldOutSe
     }
     held_out = RecipeProblems(RunSettings({**config, **asked, "eval_n": number})).to_evaluate(number)
     return held_out._replace(rows=held_out.rows[:number])
+
+
+def earlier_results(run_dir: str, rows: Sequence[Mapping[str, Any]], samples: int, temperature: float) -> list[Path]:
+    """Return the results files of training that have these problems, with as many samples at this temperature."""
+    files = [file for name in ("before", "after") if (file := Path(run_dir) / f"{name}.json").exists()]
+    results = {file: read_results(file) for file in files}
+    requested = (problems_hash(rows), samples, temperature)
+    return [file for file, one in results.items() if (one.problems_hash, one.samples, one.temperature) == requested]
 
 
 def trained_on(run_dir: str, rows: Sequence[Mapping[str, Any]]) -> int:

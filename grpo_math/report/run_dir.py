@@ -106,11 +106,12 @@ def _read_evaluations(run: RunDir) -> None:
             *((one / "base.json", one / "trained.json") for one in sorted(folders)),
         ]
     ]
-    # A side that training did not write comes from a later evaluation of the same problems.
-    hashes = {side.problems_hash for side in by_training if side}
-    same = [pair for pair in later if not hashes or hashes & {side.problems_hash for side in pair if side}]
+    # A side that training did not write comes from a later evaluation of the same problems in the same way. A later
+    # evaluation of both sides repeats those of training.
+    protocols = {side.protocol for side in by_training if side}
+    same = [pair for pair in later if protocols & {side.protocol for side in pair if side}] if protocols else later[:1]
     run.before, run.after = (side or (same[0][number] if same else None) for number, side in enumerate(by_training))
-    others = [pair for pair in later if any(by_training) or pair is not same[0]]
+    others = [pair for pair in later if not any(pair is one for one in same)]
     run.sets = [(run.before, run.after), *others] if others else []
 
 

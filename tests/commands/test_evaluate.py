@@ -98,7 +98,7 @@ def test_several_sets_of_a_run_have_a_folder_each_in_that_of_the_checkpoint(trai
     ]
 
 
-def test_each_set_of_a_run_has_its_own_files_and_a_row_in_the_report(trained, script):
+def test_each_set_of_a_run_has_its_own_files_and_a_row_in_the_report(trained, script, capsys):
     script({"What is": ["1"]})
     words = ["evaluate", "--run", str(trained), "--split", "heldout", "--n", "2", "--data"]
     assert [main([*words, "generated:products"]), read_run(trained).sets] == [0, []]
@@ -108,13 +108,20 @@ def test_each_set_of_a_run_has_its_own_files_and_a_row_in_the_report(trained, sc
         (f"generated:{name}",) * 2 for name in ("products", "sums")
     ]
     assert (run.before, run.after) == run.sets[0]
-    # The evaluations of training come first.
+    assert "note" not in capsys.readouterr().err
+    # The evaluations of training come first, and a set that they have comes once.
     for name, side in zip(("before", "after"), run.sets[1], strict=True):
         (trained / f"{name}.json").write_text(json.dumps(side.to_dict() | {"data": "own"}))
     text = report(trained).html.read_text()
     assert re.findall(r'<tr><th scope="row">(own|gen[^<]*)</th><td>(\d+)', text) == [
-        (data, "2") for data in ("own", "generated:products", "generated:sums")
+        (data, "2") for data in ("own", "generated:products")
     ]
+    assert main([*words, "generated:sums"]) == 0
+    files = f"{trained}/before.json and {trained}/after.json"
+    note = f"note     training has evaluated these problems of generated:sums already: {files}\n"
+    assert note in capsys.readouterr().err
+    assert main([*words, "generated:sums", "--samples", "2", "--temperature", "1", "--output", str(trained / "x")]) == 0
+    assert "note" not in capsys.readouterr().err
 
 
 def test_an_adapter_given_as_the_model_is_evaluated_on_its_base(trained, small, script, capsys, tmp_path):

@@ -194,6 +194,25 @@ OTHER["rows"][0]["id"] = HOSTILE
         ),
         pytest.param(
             {
+                "evaluation/held_out/base.json": results(RIGHT_BEFORE),
+                "evaluation/held_out/trained.json": results(RIGHT_AFTER),
+            },
+            ['36.7% <span class="arrow">→</span> 74.2%'],
+            ["Data sets"],
+            id="an evaluation of the run that repeats that of training",
+        ),
+        pytest.param(
+            {
+                "after.json": None,
+                "evaluation/held_out/base.json": results(RIGHT_BEFORE),
+                "evaluation/held_out/trained.json": results(RIGHT_AFTER),
+            },
+            ['36.7% <span class="arrow">→</span> 74.2%'],
+            ["Data sets"],
+            id="an evaluation of the run that fills a side",
+        ),
+        pytest.param(
+            {
                 "after.json": results(
                     RIGHT_AFTER, request={"template": "{problem}", "system_prompt": "Think <b>first</b>."}
                 )
@@ -216,7 +235,7 @@ def test_what_the_page_says_and_does_not(files, present, absent, run):
         if content is None:
             path.rename(run.parent / name)
         else:
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content if isinstance(content, str) else json.dumps(content))
     page = " ".join(page_of(run).split())
     assert forbidden(page) == []
