@@ -1,6 +1,6 @@
 """The checks of `grpo-math selftest`: this package against stock TRL and transformers, on the installed versions.
 
-Each check returns a number and has a limit. On a GPU there are also the packed kernel in bfloat16, and the time and the
+Each check returns a number and has a limit. On a GPU there are also the packed kernel in 16 bit, and the time and the
 memory of an update. Does not cover several processes, tools and images.
 """
 
@@ -43,6 +43,7 @@ from grpo_math.checks.compared import (
 from grpo_math.checks.tiny_model import save_tiny
 from grpo_math.errors import UserError, first_line
 from grpo_math.generation.decoding import lean_generation
+from grpo_math.generation.dtypes import gpu_dtype
 from grpo_math.generation.vllm_server import Server
 from grpo_math.grading import grade
 from grpo_math.planner.memory import OUTSIDE
@@ -103,7 +104,7 @@ MEDIUM = {
     "num_attention_heads": 8,
     "head_dim": 64,
 }
-UPDATES = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8, "bf16": True}
+UPDATES = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_generations": 8}
 UPDATES |= {"max_completion_length": 256}
 
 
@@ -141,19 +142,21 @@ def in_float32() -> Iterator[None]:
 
 def checks(folder: str, vllm: str | None) -> Iterator[Check]:
     """Yield the checks for this machine. ``folder`` is empty. ``vllm``: the address of a server."""
-    tiny = save_tiny(folder)
+    tiny, on_gpu = save_tiny(folder), torch.cuda.is_available()
     for name, settings in RUNS.items():
         yield Check(f"training: {name}", "TRL's weights and log", 1e-4, partial(difference, tiny, settings))
     yield Check("resume from step 5 of 8", "weights without a stop", 1e-4, partial(resumed, tiny))
     yield Check("doctests of the algorithm", "their numbers", 0, failed_doctests)
     yield Check("packed scores and gradient", "TRL's", 1e-4, partial(packed_difference, tiny))
-    yield Check("greedy tokens, shared prefill", "transformers' tokens", 0, partial(greedy_difference, tiny))
+    # On a GPU, products of fewer rows are rounded in another way. A near tie may then flip, and the rest of its row.
+    limit = 0.05 if on_gpu else 0
+    yield Check("greedy tokens, shared prefill", "transformers' tokens", limit, partial(greedy_difference, tiny))
     yield Check("grader", f"{len(GRADED)} verdicts", 0, wrong_grades)
     if vllm:
         yield Check("vLLM: adapters that it got", "log-probs of the policy", 0, partial(canary, tiny, vllm))
-    if torch.cuda.is_available():
+    if on_gpu:
         medium = save_tiny(f"{folder}/medium", **MEDIUM)
-        yield Check("packed scores in bfloat16", "error / TRL's to float32", 1.5, partial(bfloat16_error, medium))
+        yield Check(f"packed scores in {gpu_dtype()}", "error / TRL's to float32", 1.5, partial(half_error, medium))
         yield Check("update: seconds", "a share of TRL's", 1, partial(time_share, medium))
         yield Check("update: memory", "a share of TRL's", 1, partial(memory_share, medium))
         yield Check("update: peak memory", "a share of the plan's", 1.1, partial(planned_share, medium))
@@ -222,10 +225,18 @@ def packed_difference(model: str) -> float:
     return largest
 
 
-def bfloat16_error(model: str) -> float:
-    """Return the error of packed log-probs and gradients in bfloat16 to float32, as a share of the error of TRL's."""
-    exact, mixed = (packing_trainer(model, bf16=bf16) for bf16 in (False, True))
-    truth, ours, trl = scored(GRPOTrainer, exact), scored(MathGRPOTrainer, mixed), scored(GRPOTrainer, mixed)
+def half() -> dict[str, bool]:
+    """Return the settings with which a run computes in the 16 bits of this GPU: a card without bfloat16 emulates it."""
+    return {"bf16": gpu_dtype() == "bfloat16", "fp16": gpu_dtype() == "float16"}
+
+
+def half_error(model: str) -> float:
+    """Return the error of packed log-probs and gradients in 16 bit to float32, as a share of the error of TRL's."""
+    exact, mixed = (packing_trainer(model, **formats) for formats in ({}, half()))
+    # With fewer tokens, the two errors differ by chance.
+    rows = ((30, 20, 25), 8, (40, 30, 17, 5))
+    ours, trl = (scored(kind, mixed, *rows) for kind in (MathGRPOTrainer, GRPOTrainer))
+    truth = scored(GRPOTrainer, exact, *rows)
     return max(relative(ours[i], truth[i]) / relative(trl[i], truth[i]) for i in range(3))
 
 
@@ -269,7 +280,7 @@ def canary(folder: str, url: str) -> float:
 def costs(model: str) -> tuple[Cost, Cost]:
     """Return the cost of an update on the GPU: with TRL's trainer, and with ours."""
     kwargs = {"min_new_tokens": UPDATES["max_completion_length"]}
-    settings = {**STEPS, **UPDATES, "generation_kwargs": kwargs}
+    settings = {**STEPS, **UPDATES, **half(), "generation_kwargs": kwargs}
     trl, ours = (measure_steps(make_trainer(kind, model, f"{model}/{kind}", **settings))[-1] for kind in KINDS)
     return trl[UPDATE], ours[UPDATE]
 
@@ -286,7 +297,7 @@ def memory_share(model: str) -> tuple[float, str]:
 
 def planned_share(model: str) -> tuple[float, str]:
     """Return the peak of the tensors of our update as a share of the memory plan's figure."""
-    recipe = RunSettings({"model_name_or_path": model, "dtype": "float32", "optim": "sgd", **UPDATES})
+    recipe = RunSettings({"model_name_or_path": model, "dtype": "float32", "optim": "sgd", **UPDATES, **half()})
     size = torch.cuda.get_device_properties(0).total_memory / GB
     _, plan = planner.choose(recipe, {"": None}, gpus=1, gpu_gb=size, prompt_tokens=max(map(len, PROMPTS)))
     outside = (*OUTSIDE, "fragmentation")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
-from grpo_math.generation.names import overflow_report
+from grpo_math.generation.names import OVERFLOWING_IN_EAGER, overflow_report
 from grpo_math.settings.run_settings import RunSettings
 
 BFLOAT16_SINCE = 8.0  # compute capability: Ampere
 FLOAT32: dict[str, Any] = {"dtype": "float32", "bf16": False, "fp16": False}
+SDPA = {"attn_implementation": "sdpa"}
 
 
 def has_bfloat16(capability: float | None) -> bool:
@@ -71,8 +72,11 @@ def corrections(settings: RunSettings, capability: float | None, family: str = "
     {'dtype': 'auto', 'bf16': False, 'fp16': True}
     """
     trained = number_formats(settings, "bfloat16" if has_bfloat16(capability) else "float16")
-    if overflow_report(family) and (trained.fp16 or trained.dtype == "float16"):
-        return FLOAT32
+    if trained.fp16 or trained.dtype == "float16":
+        if overflow_report(family):
+            return FLOAT32
+        if settings.attn_implementation == "eager" and overflow_report(family, OVERFLOWING_IN_EAGER):
+            return SDPA
     if has_bfloat16(capability):
         return {}
     changes = {"dtype": "auto"} if settings.dtype == "bfloat16" else {}
@@ -89,13 +93,18 @@ def dtype_error(settings: RunSettings, capability: float | None, family: str = "
     dtype='auto' computes gemma3 in float16, in which its activations overflow \
 (https://github.com/huggingface/transformers/issues/36822): set dtype: float32, bf16: false, fp16: false
     >>> dtype_error(settings, 8.0, "gemma3")
+    >>> in_eager = settings.changed(dtype="auto", attn_implementation="eager")
+    >>> print(dtype_error(in_eager, 7.5, "qwen2"), dtype_error(in_eager, 7.5, "qwen3"))
+    attn_implementation='eager' computes qwen2 in float16, in which its activations overflow \
+(https://github.com/QwenLM/Qwen3/issues/868): set attn_implementation: sdpa None
     """
     changes = corrections(settings, capability, family)
     if not changes:
         return None
     reason = f"needs a GPU of compute capability {BFLOAT16_SINCE} or more, and this one has {capability}"
-    if changes is FLOAT32:
-        reason = f"computes {family} in float16, in which its activations overflow ({overflow_report(family)})"
+    if changes in (FLOAT32, SDPA):
+        report = overflow_report(family) or overflow_report(family, OVERFLOWING_IN_EAGER)
+        reason = f"computes {family} in float16, in which its activations overflow ({report})"
     name = next(iter(changes))
     remedy = ", ".join(f"{field}: {json.dumps(value)}".replace('"', "") for field, value in changes.items())
     return ConfigError(name, getattr(settings, name), reason, f"set {remedy}")

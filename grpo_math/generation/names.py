@@ -1,6 +1,6 @@
 """Names of families of models, and names that differ between versions of transformers. No other module has them."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,8 @@ OVERFLOWING = {
     "gemma3": "https://github.com/huggingface/transformers/issues/36822",
     **dict.fromkeys(("gpt_oss", "qwen3_5"), _UNSLOTH),
 }
+# Families whose products of queries and keys exceed 65504. torch's SDPA and flash attention do not round them.
+OVERFLOWING_IN_EAGER = {"qwen2": "https://github.com/QwenLM/Qwen3/issues/868"}
 # Layers whose ``post_attention_layernorm`` feeds the MLP, and nothing else: trainer/tiled_mlp.py computes it in tiles.
 NORMED = tuple(f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma"))
 
@@ -31,13 +33,13 @@ def cache_name(names: Container[str]) -> str:
     return next((name for name in CACHE if name in names), "")
 
 
-def overflow_report(family: str) -> str:
+def overflow_report(family: str, families: Mapping[str, str] = OVERFLOWING) -> str:
     """Return the address of a report that this family overflows in float16, or "".
 
-    >>> overflow_report("gemma3_text"), overflow_report("qwen3")
-    ('https://github.com/huggingface/transformers/issues/36822', '')
+    >>> overflow_report("gemma3_text"), overflow_report("qwen3"), overflow_report("qwen2")
+    ('https://github.com/huggingface/transformers/issues/36822', '', '')
     """
-    return next((address for start, address in OVERFLOWING.items() if family.startswith(start)), "")
+    return next((address for start, address in families.items() if family.startswith(start)), "")
 
 
 def experts_per_token(config: Any) -> int:

@@ -95,6 +95,15 @@ def _has(model: Any, reason: str) -> str:
     return f"{type(model).__name__} has {reason}"
 
 
+def _rounds_float32(device: torch.device) -> bool:
+    """Return True if torch multiplies float32 in fewer bits: in TF32, or in bfloat16 on a CPU.
+
+    A recipe, a script or an image may have set that.
+    """
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    return backend.matmul.fp32_precision not in ("none", "ieee")
+
+
 def _differences(
     scorer: "PackedScorer", score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, limit: float | None
 ) -> Any:
@@ -231,9 +240,7 @@ class PackedScorer:
         """Return True if TRL's padded rows are narrow enough to be packed, on all ranks."""
         return self.longest is None or agree_on_all(width < self.longest)
 
-    def agree_to_pack(
-        self, score_unpacked: Callable[..., Scores], models: list[Any], tokenizer: Any, tf32: bool
-    ) -> bool:
+    def agree_to_pack(self, score_unpacked: Callable[..., Scores], models: list[Any], tokenizer: Any) -> bool:
         """Compare each model's scores of two short rows of words with those of TRL's ``score_unpacked``.
 
         Return False if they differ: a model cannot be packed, or computes its own positions. The models then have
@@ -241,21 +248,19 @@ class PackedScorer:
         update is split for packing.
         """
         for model in models:
-            if reason := self._agree_on_difference(score_unpacked, model, tokenizer, tf32):
+            if reason := self._agree_on_difference(score_unpacked, model, tokenizer):
                 _unregister(self.models)
                 switched_off("packing", _has(self.bare(model), reason))
                 return False
         return True
 
-    def _agree_on_difference(
-        self, score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any, tf32: bool
-    ) -> str | None:
+    def _agree_on_difference(self, score_unpacked: Callable[..., Scores], model: Any, tokenizer: Any) -> str | None:
         """Return how a model's packed scores differ from those of ``score_unpacked``, or None. All ranks call this."""
         training, bare = model.training, self.bare(model)
         # Flash attention takes no float32. FSDP casts weights without autocast.
         exact = (
             bare.dtype == torch.float32
-            and not tf32
+            and not _rounds_float32(self.accelerator.device)
             and not split_by(self.accelerator)
             and "flash" not in bare.config._attn_implementation
         )

@@ -85,8 +85,7 @@ class RowScorer:
         if not self.settings.pack_updates or agree_on_all(self.decided_for == model_state(self._models)):
             return
         self.packed = self._agree_on_scorer()
-        tokenizer, tf32 = self.tokenizer, self.trainer.args.tf32
-        if self.packed and not self.packed.agree_to_pack(self.trl_scoring(), self._models, tokenizer, tf32):
+        if self.packed and not self.packed.agree_to_pack(self.trl_scoring(), self._models, self.tokenizer):
             self.packed = None
         # Registering has changed the models, too.
         self.decided_for = model_state(self._models)

@@ -60,6 +60,8 @@ def recipe_of(name: str, kind: str, folder: str) -> dict[str, Any]:
         (Path(folder) / "config.json").write_text(json.dumps(FAMILIES[name]), encoding="utf-8")
         return {**SMALL, **KINDS[kind], **(SERVER if name in STATEFUL else {}), "model_name_or_path": folder}
     recipe = {**read_recipe(f"launch/configs/{name}.yaml")}
+    if recipe["dtype"] == "auto":  # all weights would be float32
+        recipe["dtype"] = "bfloat16"
     if kind != ("4 bit" if recipe.get("load_in_4bit") else "LoRA" if recipe.get("use_peft") else ""):
         recipe |= KINDS[kind]
     if recipe.get("use_vllm"):

@@ -190,3 +190,23 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_or_of_trls_
     """Two prompts of 2 tokens, each with two completions of 2: packed they are 5 tokens, and a padded row is 4."""
     ids = torch.tensor([[5, 6, 1, 1]] * 2 + [[7, 8, 1, 1]] * 2)
     assert sorted(scorer_of(budget)._agree_on_batches(ids, torch.ones_like(ids), 2, batch_size)) == batches
+
+
+@pytest.mark.parametrize(("precision", "exact"), [("highest", True), ("high", False), ("medium", False)])
+def test_float32_in_fewer_bits_is_compared_as_half_precision(precision, exact, ours, monkeypatch):
+    """Images and scripts set the precision, and the recipe's tf32 is None."""
+    limits = []
+
+    def differences(*arguments):
+        limits.append(arguments[-1])
+        yield None
+
+    monkeypatch.setattr(scoring, "_differences", differences)
+    trainer = ours()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert packs(trainer)
+        assert scoring._rounds_float32(torch.device("cuda")) != exact
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert limits == [scoring.MAX_DIFF if exact else None]

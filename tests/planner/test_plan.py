@@ -115,7 +115,7 @@ PASTED = [  # the card, and fields next to those of gsm8k_8gb
     ("12", "--model_name_or_path Qwen/Qwen3-4B --use_vllm"),
     ("12", "--model_name_or_path meta-llama/Llama-3.1-8B --dtype auto"),
     ("12", "--model_name_or_path Qwen/Qwen2.5-7B --load_in_4bit true --max_completion_length 4096"),
-    ("t4", "--model_name_or_path Qwen/Qwen3-1.7B"),
+    ("t4", "--model_name_or_path Qwen/Qwen3-1.7B --dtype bfloat16"),
     ("12", "--model_name_or_path Qwen/Qwen3-8B --use_vllm --max_completion_length 4096"),  # one copy, in 4 bit
     ("16", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --max_completion_length 2048"),
     ("24", "--model_name_or_path Qwen/Qwen2.5-7B --use_vllm --vllm_share_weights --dtype float32"),
