@@ -35,7 +35,7 @@ find_python() {
 
 # Without a GPU, torch's CUDA build works too, but brings gigabytes for nothing: say so before pip fetches them.
 warn_of_cuda_download() {
-    command -v nvidia-smi >/dev/null && return
+    PATH=$PATH:/usr/lib/wsl/lib command -v nvidia-smi >/dev/null && return
     "$1" -c 'import torch' 2>/dev/null && return
     "$1" -m pip install --quiet --disable-pip-version-check --dry-run --report - -c constraints.txt torch 2>/dev/null |
         "$1" launch/download_size.py >&2 || true

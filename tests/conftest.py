@@ -92,8 +92,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def variables_of_one_test() -> Iterator[None]:
-    """Give the environment's variables back after each test: a command that runs in this process may set some."""
-    with patch.dict(os.environ):
+    """Give the environment's variables back after each test: a command that runs in this process may set some.
+
+    torch is built for CPUs, and can use each GPU that a test pretends.
+    """
+    with patch.dict(os.environ), patch("grpo_math.system.gpus.unusable", return_value=None):
         yield
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_math.system.gpus import run_once
+
 ROOT = Path(__file__).parents[1]
 TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
@@ -44,14 +46,18 @@ def write_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, more: str = ", [N/A]") -> None:
+def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, slices: str = "") -> None:
     """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code.
 
-    ``more``: the compute capability of each GPU.
+    ``gpus``: number, UUID, MB of memory and MB in use; then perhaps the capability, the driver, the MIG mode and the
+    name. ``processes``: the UUID of a GPU, a process and its program. ``slices``: of ``-L``.
     """
-    rows = gpus.replace("\\n", f"{more}\\n")
-    of_query = f"case $1 in *apps*) printf '{processes}';; *) printf '{rows}';; esac"
+    rest = ["[N/A]", "580.65.06", "[N/A]", "NVIDIA RTX"]
+    rows = [row.split(", ") for row in gpus.split("\\n")]
+    gpus = "\\n".join(", ".join([*row, *rest[len(row) - 4 :]]) if len(row) > 3 else row[0] for row in rows)
+    of_query = f"case $1 in -L) printf '{slices}';; *apps*) printf '{processes}';; *) printf '{gpus}';; esac"
     write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
+    run_once.cache_clear()
 
 
 def accelerate(name: str, folder: Path, *options: str) -> list[str]:

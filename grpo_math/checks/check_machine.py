@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing, unwritable
 from grpo_math.settings.accelerate import deepspeed_config
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system import machine
+from grpo_math.system import gpus, machine
 from grpo_math.system.gpus import capabilities, count_and_gb
 from grpo_math.trainer import contract
 
@@ -39,7 +40,6 @@ INSTALL = {
     PLUGIN: f'pip install {PLUGIN}, or pip install "vllm<0.28"',
 }
 LOCKED = 10  # minutes, in which an extension of DeepSpeed is compiled
-WITH_COPY = ("DEEPSPEED", "FSDP")  # keep a float32 copy of bfloat16 weights
 # A name with a slash is a kernel that transformers downloads.
 ATTENTION = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 
@@ -87,17 +87,35 @@ def untested_versions(setup: Setup) -> Iterator[Finding]:
             level = "warning" if comparison.changed else "info"
             yield Finding(level, comparison.line, f"grpo-math selftest, or {comparison.install}")
     if newer := contract.newer():
-        yield Finding("info", f"newer than tested: {', '.join(newer)}", "grpo-math selftest")
+        yield Finding("warning", f"newer than tested: {', '.join(newer)}", "grpo-math selftest")
+
+
+def usable_gpus(setup: Setup) -> Iterator[Finding]:
+    """nvidia-smi lists every GPU, and the installed torch can use them."""
+    if setup.on_cpu:
+        return
+    yield from gpus.warnings()
+    if count_and_gb()[0]:
+        refuse_unusable(setup)
+    else:
+        yield Finding("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
+
+
+def refuse_unusable(setup: Setup) -> None:
+    """Raise `ConfigError` if the run would use GPUs that the installed torch cannot use: it would train on the CPU."""
+    if not setup.on_cpu and (unusable := gpus.unusable()):
+        reason, remedy = unusable
+        setup.refuse("use_cpu", True, f"needs a GPU that torch can use: {reason}", f"{remedy}, or set use_cpu: true")
 
 
 def number_formats(setup: Setup) -> Iterator[Finding]:
     """bfloat16 and the attention kernel need a device or a package that has them."""
-    s, gpus = setup.settings, () if setup.settings.use_cpu else capabilities()
-    if gpus:
+    s, known = setup.settings, () if setup.settings.use_cpu else capabilities()
+    if known:
         # Reading the config of a model may use the network, and only float16 depends on the family.
-        in_float16 = s.fp16 or not dtypes.has_bfloat16(min(gpus))
+        in_float16 = s.fp16 or not dtypes.has_bfloat16(min(known))
         family = setup.model_config.get("model_type", "") if in_float16 else ""
-        if error := dtypes.dtype_error(s, min(gpus), family):
+        if error := dtypes.dtype_error(s, min(known), family):
             raise error
     kernel = s.attn_implementation or "sdpa"
     if not {"/", "|"} & set(kernel):
@@ -105,12 +123,9 @@ def number_formats(setup: Setup) -> Iterator[Finding]:
     lacks_package = kernel.startswith("flash") and not any(map(importlib.util.find_spec, ("flash_attn", "kernels")))
     setup.refuse("attn_implementation", lacks_package, "needs flash_attn", "use sdpa, or install it, or kernels")
     # bfloat16 has 8 bits of precision: a step below 1/256 of a weight is lost without a float32 copy of the weights.
-    copied = s.use_peft or s.deepspeed or s.fsdp or setup.accelerate.get("distributed_type") in WITH_COPY
-    if s.dtype == "bfloat16" and not copied and not any(map(machine.launched_with, WITH_COPY)):
+    if s.dtype == "bfloat16" and not (s.use_peft or setup.has_copy):
         message = "dtype=bfloat16: AdamW's small steps are rounded away in weights that have no float32 copy"
         yield Finding("warning", message, "set dtype to auto or float32, or train with use_peft or DeepSpeed")
-    if not gpus and not s.use_cpu:
-        yield Finding("info", "there is no GPU here, so this runs on the CPU", "set use_cpu: true, if that is meant")
 
 
 def launched(setup: Setup) -> None:
@@ -147,8 +162,8 @@ def compilation(setup: Setup) -> Iterator[Finding]:
 def layout(setup: Setup) -> Iterator[Finding]:
     """Policy and server can share the GPUs."""
     try:
-        if gpus := setup.gpus[0]:
-            planner.unplanned_layout(setup.settings, gpus)
+        if count := setup.gpus[0]:
+            planner.unplanned_layout(setup.settings, count)
     except ConfigError as error:
         # The GPUs of a server that the user starts may be hidden here.
         yield as_finding(error, "layout", "warning")
@@ -180,17 +195,17 @@ def memory_plan(setup: Setup) -> Iterator[Finding]:
 def hardware(setup: Setup) -> tuple[RunSettings, dict[str, Any]]:
     """Return the settings of the run and this machine, as `planner.plan` takes them."""
     s = setup.settings
-    gpus, gpu_gb = (0, 0.0) if s.use_cpu else count_and_gb()
-    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", gpus or setup.processes))
+    count, gpu_gb = (0, 0.0) if s.use_cpu else count_and_gb()
+    per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", count or setup.processes))
     planned_settings, machines = s, -(-setup.processes // per_machine)
     # A server on the CPU, or one that the user has started, takes none of these GPUs.
     if setup.started or s.use_cpu:
-        gpus = setup.processes
+        count = setup.processes
         planned_settings = s.derived(vllm_server_base_url=s.vllm_server_base_url or "started")
     # Plan with the prompts of this data, in place of the planner's assumption, and with the GPUs that were counted
     # above: the plan would start nvidia-smi again.
     return planned_settings, {
-        "gpus": gpus or None,
+        "gpus": count or None,
         "gpu_gb": gpu_gb or None,
         "cpu_gb": machines * machine.main_memory(),
         "capability": None if s.use_cpu else min(capabilities(), default=None),
@@ -199,19 +214,40 @@ def hardware(setup: Setup) -> tuple[RunSettings, dict[str, Any]]:
 
 
 def disk(setup: Setup) -> Iterator[Finding]:
-    """The disk has room for the final weights, and for one checkpoint if the run saves any."""
+    """The disk has room for the final weights, and for the checkpoints that the run keeps."""
     s = setup.settings
     trained = memory.trainable(setup.shape, resolve(s))
-    # The final weights are written while the last checkpoint still exists.
+    # The final weights are written while the last checkpoints still exist.
     width = 4 if s.use_peft else dtypes.number_formats(s, "float32").width
-    needed = width * trained
-    if s.save_strategy != "no":
-        needed += width * trained + memory.optimizer_bytes(trained, s.optim, width)
+    checkpoint = width * trained
+    if not s.save_only_model:
+        # With a copy: 16-bit weights for transformers and for DeepSpeed, the float32 copy, and Adam's two moments.
+        optimizer = memory.optimizer_bytes(trained, s.optim, width)
+        checkpoint = 16 * trained if setup.has_copy and not s.use_peft else checkpoint + optimizer
+    needed = width * trained + checkpoint * (0 if s.save_strategy == "no" else new_checkpoints(s))
     folder = existing(Path(str(s.output_dir)))
     free = shutil.disk_usage(folder).free
     if needed > free:
         message = f"what the run saves needs {machine.size(needed)}, and {folder} has {machine.size(free)} free"
         yield Finding("error", message, "name another output_dir, or make room")
+
+
+def new_checkpoints(settings: RunSettings) -> int:
+    """Return the most checkpoints that a run adds to those in its folder: the oldest is removed after the next is
+    written.
+
+    >>> fields = {"output_dir": "/nowhere", "max_steps": 200, "save_steps": 50}
+    >>> [new_checkpoints(RunSettings({**fields, "save_total_limit": limit})) for limit in (1, 2, 9, None)]
+    [2, 3, 4, 4]
+    >>> new_checkpoints(RunSettings({"output_dir": "/nowhere"}))  # an unknown number
+    1
+    """
+    s = settings
+    kept = s.save_total_limit + 1 if s.save_total_limit else inf
+    if s.save_strategy == "steps" and s.max_steps > 0:
+        every = s.save_steps if s.save_steps >= 1 else s.save_steps * s.max_steps
+        kept = min(kept, ceil(s.max_steps / every))
+    return 1 if kept == inf else max(1, int(kept) - len(checkpoints.checkpoints(Path(str(s.output_dir)))))
 
 
 def output_dir(setup: Setup) -> Iterator[Finding]:

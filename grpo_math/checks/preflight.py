@@ -54,6 +54,7 @@ def settings(setup: Setup) -> list[Finding]:
 CHECKS: tuple[Check, ...] = (
     Check("settings", settings, EARLY, after_error=False),
     Check("versions", check_machine.versions, EARLY),
+    Check("gpus", check_machine.usable_gpus, EARLY),
     Check("number_format", check_machine.number_formats, EARLY),
     Check("deepspeed", check_machine.launched, START),
     Check("compilation", check_machine.compilation, EARLY),

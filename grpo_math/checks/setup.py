@@ -1,5 +1,6 @@
 """The input of the checks before a run (`Setup`), and an error of a check as a `Finding`."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,13 +10,16 @@ from typing import Any
 from grpo_math import planner
 from grpo_math.errors import ConfigError, Finding, UserError, cut
 from grpo_math.generation.models import load_tokenizer, model_path
+from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import Shape, model_shape, read_config
 from grpo_math.problems.from_recipe import RecipeProblems
 from grpo_math.settings.accelerate import shipped_configs
 from grpo_math.settings.recipe import Recipe
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import count_and_gb
-from grpo_math.system.machine import versions
+from grpo_math.system.machine import launched_with, versions
+
+WITH_COPY = ("DEEPSPEED", "FSDP")  # of accelerate's distributed types
 
 
 def as_finding(error: UserError, check: str, level: str = "error") -> Finding:
@@ -54,10 +58,29 @@ class Setup:
     def problems(self) -> RecipeProblems:
         return RecipeProblems(self.settings)
 
+    @property
+    def on_cpu(self) -> bool:
+        """True if the recipe or accelerate's config asks for the CPU."""
+        by_launcher = os.environ.get("ACCELERATE_USE_CPU", "").lower() == "true"
+        return self.settings.use_cpu or bool(self.accelerate.get("use_cpu")) or by_launcher
+
     @cached_property
     def gpus(self) -> tuple[int, float]:
         """The number of GPUs that `grpo-math train` shares out, and the memory of one in GB."""
         return (0, 0.0) if self.settings.use_cpu or self.started else count_and_gb()
+
+    @cached_property
+    def plan(self) -> tuple[Mapping[str, Any], MemoryPlan] | None:
+        """The accelerate config that `grpo-math train` chooses for its GPUs, and the plan; None without GPUs or a plan.
+
+        `layout` reports a layout that is impossible. The GPUs of a server that the user starts may be hidden.
+        """
+        gpus, gpu_gb = self.gpus
+        with suppress(UserError):
+            if gpus:
+                name, plan = planner.choose(self.settings, self.configs, gpus=gpus, gpu_gb=gpu_gb, offline=True)
+                return self.configs[name] or {}, plan
+        return None
 
     @cached_property
     def processes(self) -> int:
@@ -65,15 +88,20 @@ class Setup:
 
         An accelerate config gives the number of processes only for a CPU and for several machines.
         """
-        gpus, gpu_gb = self.gpus
-        if gpus:
-            # `layout` reports a layout that is impossible. The GPUs of a server that the user starts may be hidden.
-            with suppress(UserError):
-                chosen = planner.choose(self.settings, self.configs, gpus=gpus, gpu_gb=gpu_gb, offline=True)[1]
-                return chosen.layout.policy
-            with suppress(UserError):
-                return planner.unplanned_layout(self.settings, gpus).policy
+        if self.plan:
+            return self.plan[1].layout.policy
+        with suppress(UserError):
+            if self.gpus[0]:
+                return planner.unplanned_layout(self.settings, self.gpus[0]).policy
         return self.launched
+
+    @property
+    def has_copy(self) -> bool:
+        """True if DeepSpeed or FSDP trains a float32 copy of 16-bit weights."""
+        s = self.settings
+        config = self.accelerate or (self.plan[0] if self.plan else {})
+        by_config = config.get("distributed_type") in WITH_COPY
+        return bool(s.deepspeed or s.fsdp or by_config or any(map(launched_with, WITH_COPY)))
 
     @cached_property
     def configs(self) -> dict[str, Mapping[str, Any] | None]:

@@ -11,6 +11,7 @@ from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError, escaped
 from grpo_math.generation.models import adapter_base, refuse_missing_folder
 from grpo_math.run.resume import run_config
+from grpo_math.system.gpus import use_one_gpu
 from grpo_math.system.streams import Answer, say
 
 HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> Answer | int:
     base = (run_config(Path(args.target)) or {}).get("model_name_or_path") or adapter_base(args.target) or args.target
     if note := cache_only([], base):
         say("hub", note)
+    use_one_gpu()
     # This imports torch, which takes seconds: wrong arguments are reported before.
     from grpo_math.evaluation.ask import LoadedModels
 

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> Answer:
     if args.gpus is not None:
         # Every check and torch then see only these.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu.number) for gpu in first_gpus(args.gpus))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.device for gpu in first_gpus(args.gpus))
     findings = []
     for finding in doctor(argv, args.accelerate_config):
         findings.append(finding)

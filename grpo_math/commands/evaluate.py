@@ -20,6 +20,7 @@ from grpo_math.problems.sources import folder_name
 from grpo_math.run.files import unwritable
 from grpo_math.run.resume import run_config
 from grpo_math.settings.recipe import check
+from grpo_math.system.gpus import use_one_gpu
 from grpo_math.system.streams import Answer, say
 
 Sides = Mapping[str, Mapping[str, Evaluation]]  # side ("" alone, or base and trained) -> data set
@@ -144,6 +145,8 @@ def evaluations(args: Namespace) -> dict[str, dict[str, Evaluation]]:
         if files := from_run.earlier_results(args.run, rows, samples, temperature):
             say("note", f"training has evaluated these problems of {name} already: {' and '.join(map(str, files))}")
     longest = run.request.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens
+    if args.backend == "hf":
+        use_one_gpu()
     from grpo_math.evaluation.engines import Backend, Model
     from grpo_math.evaluation.evaluator import evaluate_engine
 

@@ -10,10 +10,12 @@ from typing import Any
 from grpo_math import planner
 from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.planner.cards import Card
 from grpo_math.planner.model import shipped_config, stored
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.recipe import read
 from grpo_math.settings.run_settings import RunSettings
+from grpo_math.system import gpus, torch_build
 from grpo_math.system.gpus import count_and_gb
 from grpo_math.system.machine import main_memory
 from grpo_math.system.streams import Answer, say
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> Answer:
     card = planner.card_of(args.card) if args.card else None
     name = args.accelerate_config
     # A named card need not be in this machine, so the GPUs of this machine do not count.
-    gpus = args.gpus or (1 if args.card or args.nodes else None)
+    count = args.gpus or (1 if args.card or args.nodes else None)
     gpu_gb = args.gpu_memory or (card.gb if card else None)
     # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
     separate_server = (args.nodes or 1) > 1 and recipe.starts_server
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     configs = {"": accelerate_config(name)} if name else shipped_configs(recipe)
     machine = {"gpu_gb": gpu_gb, "capability": card.capability if card else None, "prompt_tokens": args.prompt_tokens}
     main = args.cpu_memory or main_memory()
-    nodes = {"gpus": gpus and gpus * policy_nodes, "cpu_gb": main * policy_nodes}
+    nodes = {"gpus": count and count * policy_nodes, "cpu_gb": main * policy_nodes}
     trained = recipe.changed(vllm_server_host="the last node") if separate_server else recipe
     answer = planner.plan(trained, configs, **machine, **nodes)
     chosen = answer["best"] or answer
@@ -67,10 +69,12 @@ def run(args: argparse.Namespace) -> Answer:
             plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
             plan["phases"]["server"] = terms
             plan["why"] = "the last node runs the server, and every GPU of the others trains"
+    notes = _notes_about_gpus(recipe, card, args.gpu_memory)
     for plan in plans:
+        plan["notes"] = [*notes, *plan["notes"]]
         idle = [str(gpu) for role in plan["layout"] if role["role"] == "idle" for gpu in role["gpus"]]
         if idle:
-            everywhere = {"gpus": gpus and gpus * (args.nodes or 1), "cpu_gb": main * (args.nodes or 1)}
+            everywhere = {"gpus": count and count * (args.nodes or 1), "cpu_gb": main * (args.nodes or 1)}
             use = _use_of_idle(recipe, configs, separate_server, machine | everywhere)
             plan["notes"].insert(0, f"idle: GPU {', '.join(idle)}; {use}")
     has_command = answer["best"] or answer["fits"]
@@ -81,6 +85,15 @@ def run(args: argparse.Namespace) -> Answer:
     answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
     answer["extras"] = _extras(recipe.changed(**changes), chosen) if has_command else []
     return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _notes_about_gpus(recipe: RunSettings, card: Card | None, gpu_memory: float | None) -> list[str]:
+    """Return a note if the installed torch cannot use the planned GPUs, and notes about this machine's GPUs."""
+    if recipe.use_cpu or (gpu_memory and not card):
+        return []
+    findings = [] if card else [(finding.message, finding.remedy) for finding in gpus.warnings()]
+    lacking = torch_build.lacks_kernels(card.capability) if card else gpus.unusable()
+    return [f"{reason}: {remedy}" for reason, remedy in [*findings, *([lacking] if lacking else [])]]
 
 
 def _read_recipe(args: argparse.Namespace) -> RunSettings:

@@ -20,6 +20,7 @@ from typing import Any
 from grpo_math.errors import ConfigError, first_line
 from grpo_math.run.bar import transformers_bars
 from grpo_math.system.addresses import is_address
+from grpo_math.system.gpus import use_one_gpu
 from grpo_math.system.machine import SLEEPING_THREADS, hardware, versions
 from grpo_math.system.streams import Answer
 from grpo_math.trainer import contract
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
     contract.refuse()
     differences = [comparison.line for comparison in contract.untested()]
     os.environ.setdefault(*SLEEPING_THREADS)
+    use_one_gpu()
     # These import torch and TRL, which takes seconds, and packages that print when they are imported.
     with redirect_stdout(sys.stderr):
         from grpo_math.checks.selftest import CannotTrain, checks, in_float32

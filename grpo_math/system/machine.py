@@ -32,9 +32,16 @@ def size(number: float) -> str:
     return f"{number / GB:.2f} GB" if number >= 0.01 * GB else f"{number / 2**20:.1f} MB"
 
 
-def main_memory() -> float:
-    """Return the GB of main memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GB
+def main_memory(sysfs: Path = Path("/sys")) -> float:
+    """Return the GB of main memory that this process may use: the machine's, within its container's limit.
+
+    ``sysfs`` has the files of Linux.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups 2 and 1
+        with suppress(OSError, ValueError):  # the text is "max" without a limit
+            available = min(available, int((sysfs / "fs/cgroup" / limit).read_text()))
+    return available / GB
 
 
 PACKAGES = (

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from grpo_math.errors import UserError, printed
 from grpo_math.settings import recipe
+from grpo_math.system.gpus import use_first_gpu
 from grpo_math.system.machine import SLEEPING_THREADS
 from grpo_math.system.signals import STOPPING, end_at_once, handling
 from grpo_math.system.streams import quiet
@@ -21,7 +22,10 @@ if __name__ == "__main__":
         os.environ.setdefault(*SLEEPING_THREADS)
     with handling((signal.SIGINT, *STOPPING), end_at_once):
         with suppress(UserError):  # `main` reads the recipe again, and prints the error
-            recipe.read_and_set_env(sys.argv[1:])
+            settings = recipe.read_and_set_env(sys.argv[1:]).settings
+            spreads = "device_map" in (settings.model_init_kwargs or {})
+            if int(os.environ.get("WORLD_SIZE", 1)) == 1 and not (settings.use_cpu or spreads):
+                use_first_gpu()
         try:
             contract.refuse()
         except UserError as error:

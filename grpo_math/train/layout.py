@@ -32,7 +32,10 @@ def gpus_of(settings: RunSettings, count: int | None) -> list[Gpu]:
 
 
 def refuse_used(gpus: Sequence[Gpu]) -> None:
+    """Raise `UserError` for a GPU that another program fills. Warn about programs that take as little as a desktop."""
     for gpu in gpus:
+        if gpu.shared_with:
+            say("warning:", f"GPU {gpu.number} is also used by {gpu.shared_with}")
         if gpu.used_by:
             remedy = "end that, or name other GPUs in CUDA_VISIBLE_DEVICES"
             raise UserError(f"GPU {gpu.number} is in use by {gpu.used_by}: {remedy}")
@@ -66,6 +69,9 @@ def choose_layout(settings: RunSettings, gpus: Sequence[Gpu], requested: str | N
     if not gpus:
         processes = int(config.content.get("num_processes") or 1) if config else 1
         return Layout("server" if settings.starts_server else "transformers", processes, 0, 1, "on the CPU"), config
+    # accelerate starts one process then, with any --num_processes.
+    if config and config.content.get("distributed_type") == "NO" and not settings.starts_server:
+        gpus = gpus[:1]
     layout, config, problems = _planned(settings, gpus, config)
     if config is None and layout.policy > 1:
         config = _config("multi_gpu")
@@ -107,5 +113,5 @@ def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
         # The user's own value wins.
         return {name: value, **os.environ}
     # CUDA numbers the fastest GPU first by default. The layout has nvidia-smi's numbers.
-    numbers = ",".join(str(gpu.number) for gpu in gpus)
+    numbers = ",".join(gpu.device for gpu in gpus)
     return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "CUDA_VISIBLE_DEVICES": numbers}

@@ -22,6 +22,7 @@ import torch
 from accelerate import PartialState
 
 from grpo_math import planner
+from grpo_math.checks.check_machine import refuse_unusable
 from grpo_math.checks.check_services import cache_only
 from grpo_math.checks.live import Diagnosis
 from grpo_math.checks.preflight import (
@@ -115,6 +116,7 @@ def build_settings(read: recipe.Recipe, warned: list[str] | None = None) -> Sett
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
     setup = Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1)))
     warning_lines(setup, checks_of_training(START) if warned is None else ())
+    refuse_unusable(setup)
     cache_only([read.settings.dataset, read.settings.eval_dataset], read.settings.model_name_or_path)
     _lay_out_memory(read.settings)
     for note in read.notes:

@@ -189,19 +189,53 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ["error: use_liger_kernel needs liger_kernel, which is not installed"],
         ),
     ],
-    "number_format": [
-        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. Remedy: set bf16: false, fp16"]),
-        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.0]}, [f"error: dtype='bfloat16' {OLD} 7.0. Remedy: set dty"]),
-        ([*GPU, "--dtype", "float32"], {"gpus": [7.5]}, []),
-        (["--bf16", "true"], {"gpus": [7.5]}, []),  # on the CPU
+    "gpus": [
         (
             GPU,
             {"gpus": []},
             ["info: there is no GPU here, so this runs on the CPU. Remedy: set use_cpu: true, if that"],
         ),
-        (GPU, {"gpus": ["[N/A]"]}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": ""}}, ["info: there is no GPU here"]),
         (GPU, {"gpus": [8.0], "env": {"CUDA_VISIBLE_DEVICES": "0"}}, []),
+        (GPU, {"gpus": ["[N/A]"]}, []),
+        (
+            GPU,
+            {"gpus": ["8.0, 580.65.06, Enabled, A100"]},
+            [
+                "warning: GPU 0 is in MIG mode, and nvidia-smi -L lists no slice of it. Rem",
+                "info: there is no GPU here",
+            ],
+        ),
+        (
+            GPU,
+            {"gpus": ["6.1", "8.9"]},
+            ["warning: torch for CUDA 13.0 has no kernels for GPU 0 (NVIDIA RTX, 6.1): only"],
+        ),
+        (
+            GPU,
+            {"gpus": [8.0], "unusable": ("torch 2.13.0 for CUDA 13.0 needs driver 580", "update the driver")},
+            [
+                "error: use_cpu=False needs a GPU that torch can use: torch 2.13.0 for CUDA 13.0 needs driver 580. "
+                "Remedy: update the driver, or set use_cpu: true"
+            ],
+        ),
+        ([], {"gpus": [6.1], "unusable": ("old", "")}, []),  # on the CPU
+        (GPU, {"gpus": [8.0], "unusable": ("old", ""), "accelerate": {"use_cpu": True}}, []),
+        (GPU, {"gpus": [8.0], "unusable": ("old", ""), "env": {"ACCELERATE_USE_CPU": "true"}}, []),
+    ],
+    "number_format": [
+        ([*GPU, "--bf16", "true"], {"gpus": [7.5]}, [f"error: bf16=True {OLD} 7.5. Remedy: set bf16: false, fp16"]),
+        ([*GPU, "--dtype", "bfloat16"], {"gpus": [9.0, 7.5]}, [f"error: dtype='bfloat16' {OLD} 7.5. Remedy: set dty"]),
+        ([*GPU, "--dtype", "float32"], {"gpus": [7.5]}, []),
+        (["--bf16", "true"], {"gpus": [7.5]}, []),  # on the CPU
+        (GPU, {"gpus": ["[N/A]"]}, []),
+        (
+            [*GPU, "--dtype", "auto", "--use_peft", "--attn_implementation", "eager", "--model_name_or_path", "."],
+            {"gpus": [7.5], "files": {"config.json": '{"model_type": "qwen2"}'}},
+            [
+                "error: attn_implementation='eager' computes qwen2 in float16, in which its activations overflow (https://"
+            ],
+        ),
         ([*GPU, "--bf16", "true"], {"gpus": [7.5, 8.0], "env": {"CUDA_VISIBLE_DEVICES": "1"}}, []),
         ([*GPU, "--bf16", "true"], {"gpus": [8.0]}, []),
         (
@@ -262,6 +296,25 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (["--dtype", "float32"], {"disk": SimpleNamespace(free=134_515_008 * 16.1)}, []),
         (["--dtype", "bfloat16"], {"disk": SimpleNamespace(free=134_515_008 * 7.9)}, [DISK]),
         (["--dtype", "float16"], {"disk": SimpleNamespace(free=134_515_008 * 8.1)}, []),
+        # With a float32 copy 16 bytes, once more than the limit, and the final weights.
+        *(
+            (
+                ["--dtype", "bfloat16", "--save_total_limit", "2", "--output_dir", "run"],
+                {
+                    "accelerate": {"distributed_type": "DEEPSPEED"},
+                    "disk": SimpleNamespace(free=134_515_008 * size),
+                    "files": files,
+                },
+                lines,
+            )
+            for size, files, lines in (
+                (49.9, {}, [DISK]),
+                (50.1, {}, []),
+                (33.9, {"run/checkpoint-5/model.safetensors": ""}, [DISK.replace("<HERE>", "<HERE>/run")[:90]]),
+                (34.1, {"run/checkpoint-5/model.safetensors": ""}, []),
+            )
+        ),
+        ([*ADAPTER, "--save_only_model"], {"disk": SimpleNamespace(free=921_600 * 8.1)}, []),
         ([*ADAPTER, "--save_strategy", "no"], {"disk": SimpleNamespace(free=921_600 * 4.1)}, []),
         ([*ADAPTER, "--save_strategy", "no"], {"disk": SimpleNamespace(free=921_600 * 3.9)}, [DISK]),
         (["--model_name_or_path", ".", "--use_peft"], {"files": PHI}, [UNKNOWN]),
@@ -749,12 +802,14 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.syspath_prepend(here)
     # A busy machine may need more than five seconds for an answer.
     monkeypatch.setattr(check_services, "SECONDS", 60.0)
-    # Without the cache, which would keep another test's GPUs.
-    monkeypatch.setattr(check_machine, "capabilities", check_machine.capabilities.__wrapped__)
     listed = "".join(f"{i}, GPU-{i}, 24576, 3, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
-    launching.nvidia_smi(here, listed, more="")
+    launching.nvidia_smi(here, listed)
     monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
-    replaced = {"gpu": (gpus, "visible_gpus"), "disk": (check_machine.shutil, "disk_usage")}
+    replaced = {
+        "gpu": (gpus, "visible_gpus"),
+        "unusable": (gpus, "unusable"),
+        "disk": (check_machine.shutil, "disk_usage"),
+    }
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
     if "versions" in world:

@@ -61,7 +61,7 @@ def test_a_measurement_agrees_with_the_plan_of_each_phase(
     """The largest micro-batch is tried before the first step, so that two rollouts show the peak."""
     recipe |= KINDS[kind]
     if rehearsal:  # only nvidia-smi lists a GPU
-        nvidia_smi(tmp_path / "bin", "0, GPU-1, 143360, 0\\n", more=", 9.0")
+        nvidia_smi(tmp_path / "bin", "0, GPU-1, 143360, 0, 9.0\\n")
         monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
         recipe |= {"per_device_train_batch_size": 2, "num_generations": 2, "gradient_accumulation_steps": 1}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

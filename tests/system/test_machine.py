@@ -36,6 +36,24 @@ def _hidden(): ...
 
 
 @pytest.mark.parametrize(
+    ("file", "limit", "gb"),
+    [
+        ("memory.max", "max\n", None),
+        ("memory.max", "536870912\n", 0.5),
+        ("memory/memory.limit_in_bytes", "1073741824\n", 1.0),
+        ("memory/memory.limit_in_bytes", "9223372036854771712\n", None),
+        ("other", "1", None),
+    ],
+)
+def test_main_memory_is_the_machines_within_the_limit_of_a_container(file, limit, gb, tmp_path):
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / machine.GB
+    path = tmp_path / "fs/cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(limit)
+    assert machine.main_memory(tmp_path) == (gb or whole)
+
+
+@pytest.mark.parametrize(
     ("siblings", "quota", "cores"),
     [
         ("ABCD", None, 4),

@@ -6,6 +6,7 @@ Each stand-in writes down what it was started with. The list of processes says w
 import json
 import os
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -131,7 +132,7 @@ def says(**case):
 
 
 def gpus(n, used=""):
-    rows = (f"{i}, GPU-{i}aa, {80 * 1024}, {4 if i else 5}\\n" for i in range(n))
+    rows = (f"{i}, GPU-{i}aa, {80 * 1024}, {40 * 1024 if f'GPU-{i}' in used else 0}\\n" for i in range(n))
     launching.nvidia_smi(Path("bin"), "".join(rows), used)
 
 
@@ -227,8 +228,8 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         ),
         (bool, ["--accelerate_config", "zero2"], {}, "accelerate_config='zero2' needs DeepSpeed, which is not install"),
         (
-            lambda: gpus(2, used="GPU-1aa, 4711\\n"),
-            *([], {}, "GPU 1 is in use by process 4711: end that, or name other GPUs"),
+            lambda: gpus(2, used="GPU-1aa, 4711, /bin/python\\n"),
+            *([], {}, "GPU 1 is in use by process 4711 (python) with 40.0 GB: end that, or name other GPUs"),
         ),
         (
             Path("bin/vllm").unlink,
@@ -317,6 +318,36 @@ def test_one_process_trains_in_this_one_on_the_gpus_that_it_is_given(
     assert (os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER")) == visible
 
 
+@pytest.mark.parametrize(
+    ("words", "processes", "expected"),
+    [
+        ([], None, "GPU-0aa"),
+        ([], "1", "GPU-0aa"),
+        ([], "2", None),
+        (["--use_cpu"], None, None),
+        (["--model_init_kwargs", '{"device_map": "auto"}'], None, None),  # as asked
+    ],
+)
+def test_a_single_process_of_accelerate_sees_one_gpu(words, processes, expected, machine, monkeypatch):
+    gpus(2)
+    trained = Mock(return_value=0)
+    monkeypatch.setattr("grpo_math.train.program.main", trained)
+    monkeypatch.setattr(sys, "argv", ["train", *words])
+    if processes:
+        monkeypatch.setenv("WORLD_SIZE", processes)
+    with pytest.raises(SystemExit):
+        runpy.run_module("grpo_math.train", run_name="__main__")
+    trained.assert_called_once_with(words)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == expected
+
+
+def test_a_desktop_next_to_training_is_a_warning_and_a_slice_is_named_by_its_uuid(machine, capsys):
+    cards = [Gpu(0, 7.4, "", shared_with="process 7 (kwin_wayland)"), Gpu(1, 9.0, "", uuid="MIG-c")]
+    layout.refuse_used(cards)
+    assert capsys.readouterr().err == "warning: GPU 0 is also used by process 7 (kwin_wayland)\n"
+    assert layout.environment(cards)["CUDA_VISIBLE_DEVICES"] == "0,MIG-c"
+
+
 def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tmp_path):
     def arranged(gpus, config, **recipe):
         return layout.choose_layout(
@@ -327,6 +358,7 @@ def test_the_accelerate_config_is_the_one_named_or_the_first_that_fits(capfd, tm
     plan, config = arranged(2, None, use_vllm=False)
     assert (plan.policy, config.path.stem) == (2, "multi_gpu")
     assert "config   multi_gpu, 2 processes\n" in capfd.readouterr().err
+    assert arranged(2, "single_gpu", use_vllm=False)[0].policy == 1
     words = launcher._training(["--x"], config, 2)
     assert [*words[1:-4], *words[-3:]] == [
         *("-m", "grpo_math.train.ranks", "--config_file", str(config.path), "--num_processes", "2"),
@@ -469,14 +501,14 @@ def test_serve_says_who_can_use_it_and_wants_a_key_for_other_machines(machine, c
 @pytest.mark.parametrize(
     ("recipe", "answer", "line"),
     [
-        ({}, "adapter", "GPU 1 is in use by process 4711: "),
-        ({"use_peft": "no"}, "weights", "GPU 1 is in use by process 4711: "),
+        ({}, "adapter", "GPU 1 is in use by process 4711 "),
+        ({"use_peft": "no"}, "weights", "GPU 1 is in use by process 4711 "),
         ({"vllm_mode": "colocate"}, "none", "this recipe has no server to start: "),
         ({"use_vllm": False}, "none", "this recipe has no server to start: "),
     ],
 )
 def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, answer, line, machine, capsys):
-    gpus(2, used="GPU-1aa, 4711\\n")
+    gpus(2, used="GPU-1aa, 4711, /bin/python\\n")
     assert run("--check", "--json", command="serve", recipe=recipe) == 0
     assert json.loads(capsys.readouterr().out) == {"server": answer}
     for words, refusal in (([], line), (["--json"], "--json would be ignored without --check: ")):
