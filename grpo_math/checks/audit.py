@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import compress, islice
+from itertools import compress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from grpo_math.checks.row_kinds import (
     OWN_TEXT,
     REPEATED,
     UNUSABLE,
-    habits,
     shown,
 )
 from grpo_math.checks.setup import Setup
@@ -63,7 +62,7 @@ ALIKE = 0.75  # of the words of two problems with the same numbers and the same 
 NEIGHBOURS = 50  # earlier problems with the same numbers that a problem is compared with
 EXAMPLES = 3  # of a kind
 GRADED = 10_000  # gold answers that are graded at once
-SAMPLE = 20_000  # problems that `doctor` reads, and that show the habits of a file
+SAMPLE = 20_000  # problems that `doctor` reads
 COLUMN = "bare_answer"  # of --bare_numbers
 
 
@@ -204,9 +203,8 @@ def read(settings: Any) -> tuple[Data, int, Stored, list[Fault]]:
 
 def single_faults(rows: Stored | Sequence[Row]) -> Iterator[Fault]:
     """Yield the faults that a row shows alone."""
-    usual = habits([*islice(rows, 0, None, -(-len(rows) // SAMPLE))])
     for row in bar(rows, "reading each problem", len(rows)):
-        for fault in row_kinds.faults(row, usual):
+        for fault in row_kinds.faults(row):
             yield row["line"], fault
 
 

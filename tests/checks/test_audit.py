@@ -7,7 +7,7 @@ import pytest
 
 from grpo_math.checks import audit
 from grpo_math.checks.audit import repeated
-from grpo_math.checks.row_kinds import BY_TEXT, faults, habits
+from grpo_math.checks.row_kinds import BY_TEXT, faults
 from grpo_math.cli import main
 from grpo_math.grading import grade
 
@@ -31,17 +31,6 @@ GOOD = [
 ]
 TEST = "Bella walks 12 miles on each of 9 days and then rests by the lake for 31 hours in all. How far did she walk?"
 FAULTS = {
-    "gold answers that are proofs": [
-        ("Does 2 divide 4n?", "See the proof above, QED."),
-        ("Is n even?", r"$\square$"),
-        ("Is a = b?", "We have shown that $a = b$."),
-    ],
-    "gold answers that are code objects": [
-        ("What is it?", "<function solve at 0x7f2d3c>"),
-        ("What is half?", "Fraction(1, 2)"),
-        ("What is in it?", "{'parts': [3]}"),
-        ("Which inputs?", '{"inputs": ["3"], "outputs": ["4"]}'),
-    ],
     "no gold answer": [
         ("How many primes are there?", "not found"),
         ("What is the sum?", r"\text{N/A}"),
@@ -49,13 +38,7 @@ FAULTS = {
         ("What is a?", ""),
         ("What is b?", None),
         ("What is c?", "N.A."),
-        ("What is d?", "Answers may vary."),
         ("What is e?", "略"),
-    ],
-    "gold answers with several answers": [
-        ("Solve the quartic.", "x = 3 or x = 5"),
-        ("Find both.", "(a) 7 (b) 9"),
-        ("Find the roots.", "$x_1 = 2, x_2 = 3$"),
     ],
     "gold answers that are a unit only": [
         ("How long is the rope?", "cm"),
@@ -72,28 +55,10 @@ FAULTS = {
         ("#### 108\nHow much is half of 216 nuts?", "108"),
         (r"Find the area of the disk. It is $\boxed{9\pi}$.", r"9\pi"),
     ],
-    "problems with a figure that is missing": [
-        ("In the figure below, what is the area of $ABC$?", "12"),
-        ("![](images/1f.png)\nHow long is the red line?", "19"),
-        ("Wie groß ist der Winkel in der Abbildung?", "35"),
-        ("The graph of $f$ is shown below. How many zeros does $f$ have?", "4"),
-    ],
-    "open LaTeX": [
-        (r"What is $\sqrt{8$ times 5?", r"10\sqrt{2}"),
-        ("If $x + 3 = 10, what is $2x$?", "14"),
-        (r"What is \(3 + 15?", "18"),
-    ],
-    "problems with lost characters": [
-        ("What is $\frac{3}{4} + 1$?", r"\frac{7}{4}"),
-        ("What is $3 \times 17$?", "51"),
-        ("What is the sum if $a \neq 3$?", "31"),
-    ],
-    "tasks whose answer cannot be checked": [
-        ("Let n be odd. Prove that 8 divides n^2 - 1.", "n^2-1=8k"),
-        ("Erkläre, warum $x^2 + 1$ nie 0 ist.", "x^2+1>0"),
-    ],
     "gold answers in prose, which nobody can match": [
-        ("What does f do?", "the function grows whenever its argument does")
+        ("What does f do?", "the function grows whenever its argument does"),
+        ("What is d?", "Answers may vary."),
+        ("Does 2 divide 4n?", "We have shown this for each n."),
     ],
     "multiple-choice letters": [
         ("Which one holds?", "(B)"),
@@ -142,7 +107,6 @@ def test_each_planted_fault_is_found_on_its_line_and_the_other_rows_are_written(
     for kind, rows in FAULTS.items():
         expected[kind] = list(range(line + 1, line + 1 + len(rows)))
         line += len(rows)
-    expected["open LaTeX"] += expected["gold answers that are not correct against themselves"]
     expected[BY_TEXT.name] = expected["gold answers that are not correct against themselves"]
     assert lines == {**expected, "near-duplicate problems": [line + 1]}
     assert (code, result["rows"], result["left_out"]) == (1, len(GOOD) + len(bad) + 1, len(bad) + 1)
@@ -166,20 +130,18 @@ def test_the_numbers_and_the_answer_of_another_problem_in_other_words_are_no_rep
 
 def test_numbers_are_written_bare_if_the_answer_itself_is_correct_against_them(here, capsys):
     odd = ["R$ 17,36", "1.234,50 €", "Es sind 93 Äpfel.", "93 Äpfel", "17,36 zł", "65.990 €"]
-    chinese = ("小明有十二个苹果，他给了小红五个，还剩多少个苹果？", "7")
-    write(here / "mine.jsonl", [*GOOD, *((f"How many are {i} boxes?", gold) for i, gold in enumerate(odd)), chinese])
+    write(here / "mine.jsonl", [*GOOD, *((f"How many are {i} boxes?", gold) for i, gold in enumerate(odd))])
     code, result = audited(capsys, "--write_clean", "clean.jsonl", "--bare_numbers")
     lines = {one["kind"]: (one["lines"], one["left_out"]) for one in result["faults"]}
     first = len(GOOD) + 1
     assert lines == {
         "gold answers that are correct only in their own text": ([first, first + 1, first + 4, first + 5], False),
-        "problems in another language than the others": ([first + 6], False),
         "gold answers in prose, which nobody can match": ([first + 2], True),
         "gold answers that are not correct against their number": ([first + 5], True),
     }
     assert (code, result["left_out"]) == (0, 1)
     rows = [json.loads(line) for line in (here / "clean.jsonl").read_text().splitlines()]
-    assert [row["bare_answer"] for row in rows[len(GOOD) :]] == ["17.36", "1234.50", "93", "93", "17.36", "7"]
+    assert [row["bare_answer"] for row in rows[len(GOOD) :]] == ["17.36", "1234.50", "93", "93", "17.36"]
     assert all(grade(row["bare_answer"], row["answer"], answer_format="direct") for row in rows[len(GOOD) :])
     assert "65.990 €" in (here / "clean.jsonl.left_out.jsonl").read_text()
     main(["audit", "mine.jsonl", "--tests", ""])
@@ -230,41 +192,10 @@ def test_nothing_written_is_not_ok(here, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "not ok: 1 of 1 rows have a fault, 0 are written"
 
 
-@pytest.mark.parametrize(
-    ("usual", "other"),
-    [
-        ("What do {} apples and {} pears weigh in all, in kg?", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
-        ("What do {} apples and {} pears weigh in all, in kg?", "Wie viel wiegen Äpfel und Birnen?"),
-        ("Сколько весят {} яблок?", "小明有十二个苹果，还剩多少个苹果？"),
-        ("احسب {} + {}.", "Wie viel wiegen 3 Äpfel und 4 Birnen zusammen?"),
-    ],
-)
-def test_rows_in_another_language_than_their_file_are_found(usual, other):
-    rows = [{"problem": usual.format(i, i + 2), "answer": str(i)} for i in range(120)]
-    # Three rows are no twentieth of the file, so their words are not its words.
-    for expected in ([], 3 * [(other, "problems in another language than the others")]):
-        rows += [{"problem": text, "answer": "7"} for text, _ in expected]
-        usual_in_file = habits(rows)
-        assert [(row["problem"], fault.check) for row in rows for fault in faults(row, usual_in_file)] == expected
-
-
-@pytest.mark.parametrize(
-    ("problem", "answer"),
-    [
-        ("Find the roots.", r"-1, \; -5"),
-        ("Fill in the table.\n" r"\begin{array}{c} d \\ \hline" "\n" r"e & 5 \\ \end{array}", "5"),
-    ],
-    ids=["a space of LaTeX separates no answers", "a row of a table has lost nothing"],
-)
-def test_a_row_without_a_fault_has_none(problem, answer):
-    rows = [{"problem": problem, "answer": answer}]
-    assert [*faults(rows[0], habits(rows))] == []
-
-
 @pytest.mark.parametrize("problem", [r"How many? It is \boxed{5}.", r"Сколько? Ответ: \boxed{５}.", r"كم؟ \boxed{٥}."])
 def test_an_answer_that_its_problem_marks_is_found_in_the_digits_of_each_script(problem):
-    rows = [{"problem": problem, "answer": "5"}]
-    assert [fault.check for fault in faults(rows[0], habits(rows))] == ["problems that contain their answer"]
+    row = {"problem": problem, "answer": "5"}
+    assert [fault.check for fault in faults(row)] == ["problems that contain their answer"]
 
 
 def test_a_file_is_not_overwritten_and_a_set_that_is_missing_is_a_note(here, capsys):
@@ -315,7 +246,7 @@ def test_doctor_prints_one_line_and_refuses_a_tenth_of_gold_answers_that_nobody_
         finding.message
         == "data: 1 multiple-choice letters, 1 near-duplicate problems; grpo-math audit RECIPE shows them"
     )
-    lost = [("Why?", "because the sum of both is even"), ("And what?", '{"inputs": ["3"]}')]
+    lost = [("Why?", "because the sum of both is even"), ("And what?", "See the proof above, and add the cases.")]
     write(here / "mine.jsonl", [*GOOD, *lost])
     error, _ = audit.check(Setup(settings))
     message = "2 of 14 gold answers are not values that an answer can match; the first is 'because the sum of both"
