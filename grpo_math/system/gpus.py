@@ -17,7 +17,7 @@ from grpo_math.system import torch_build
 from grpo_math.system.machine import main_memory
 from grpo_math.system.streams import say
 
-DESKTOP = 4096  # MB: the most memory that a desktop is assumed to take
+DESKTOP = 4096, 6144  # MB: a desktop is assumed to take at most a quarter of the GPU, within these bounds
 WSL = "/usr/lib/wsl/lib"  # the folder of nvidia-smi under WSL2, which may not be in PATH
 SECONDS = 60  # without persistence mode, the driver starts for each call, for seconds per GPU
 COLUMNS = ("index", "uuid", "memory.total", "memory.used", "compute_cap", "driver_version", "mig.mode.current", "name")
@@ -150,7 +150,7 @@ def _listed() -> Iterator[Gpu | str]:
         elif total.isdigit():
             taken = int(used) if used.isdigit() else 0
             others = ", ".join(f"process {pid} ({PurePath(path).name})" for gpu, pid, path in processes if gpu == uuid)
-            if taken > max(DESKTOP, int(total) / 4):
+            if taken > min(max(int(total) / 4, DESKTOP[0]), DESKTOP[1]):
                 used_by = f"{others or 'a hidden process'} with {taken / 1024:.1f} GB"
                 yield card(int(total) / 1024, used_by, uuid=uuid)
             else:

@@ -95,23 +95,27 @@ def runs_on(architecture: str, capability: float) -> bool:
 
 def hindrance(driver: str, capability: float | None) -> tuple[str, str] | None:
     """Return why torch cannot use a GPU of this machine, and what to do, or None."""
-    build, torch = installed(), sys.modules.get("torch")
+    build, torch, lacking = installed(), sys.modules.get("torch"), lacks_kernels(capability)
+    if torch is not None and torch.cuda.is_available():
+        return lacking
     major = int(driver.partition(".")[0]) if driver[:1].isdigit() else inf
-    if torch is None or not torch.cuda.is_available():
-        remedy = next(remedy for oldest, remedy in BY_DRIVER.items() if major >= oldest)
-        if not build.cuda:
-            return f"torch {build.version} is built without CUDA, and there is a GPU with driver {driver}", remedy
-        # NVIDIA's cuda-compat brings a newer CUDA to an older driver.
-        if major < build.needs.driver and cuda_of_driver() < int(build.cuda):
-            reason = f"{build} needs driver {build.needs.driver} or newer, and this machine has {driver}"
-            return reason, remedy
+    remedy = next(remedy for oldest, remedy in BY_DRIVER.items() if major >= oldest)
+    if not build.cuda:
+        reason = f"torch {build.version} is built without CUDA, and there is a GPU with driver {driver}"
+        # pip's torch would be no remedy.
+        return (f"{reason}; {lacking[0]}", lacking[1]) if lacking else (reason, remedy)
+    if lacking:
+        return lacking
+    # NVIDIA's cuda-compat brings a newer CUDA to an older driver.
+    if major < build.needs.driver and cuda_of_driver() < int(build.cuda):
+        return f"{build} needs driver {build.needs.driver} or newer, and this machine has {driver}", remedy
+    try:
         if torch is not None:
-            try:
-                torch.cuda.init()
-            except Exception as error:
-                reason = f"{build} finds no GPU with driver {driver}: {first_line(error)}"
-                return reason, "restart the machine or the container"
-    return lacks_kernels(capability)
+            torch.cuda.init()
+    except Exception as error:
+        reason = f"{build} finds no GPU with driver {driver}: {first_line(error)}"
+        return reason, "restart the machine or the container"
+    return None
 
 
 def cuda_of_driver() -> float:

@@ -38,12 +38,13 @@ def test_gpus_with_their_memory_and_who_fills_them(nvidia_smi):
 
 
 def test_a_card_that_also_draws_a_desktop_is_free_and_has_the_rest_of_its_memory(nvidia_smi):
-    rows = "0, GPU-a, 8192, 620\\n1, GPU-b, 24576, 4600\\n2, GPU-c, 8192, 4200\\n"
+    rows = "0, GPU-a, 8192, 620\\n1, GPU-b, 24576, 4600\\n2, GPU-c, 8192, 4200\\n3, GPU-d, 81920, 6200\\n"
     nvidia_smi(rows, "GPU-a, 7, /usr/bin/kwin_wayland\\n")
-    desktop, larger, held = visible_gpus()
+    desktop, larger, held, server = visible_gpus()
     assert (desktop.gb, desktop.used_by, desktop.shared_with) == (7572 / 1024, "", "process 7 (kwin_wayland)")
     assert (larger.gb, larger.used_by, larger.shared_with) == (19976 / 1024, "", "")
     assert (held.gb, held.used_by) == (8.0, "a hidden process with 4.1 GB")
+    assert (server.gb, server.used_by) == (80.0, "a hidden process with 6.1 GB")
 
 
 def test_a_card_that_does_not_state_its_capability_has_none(nvidia_smi):

@@ -61,6 +61,8 @@ def test_the_build_is_read_from_torch_without_importing_it(text, expected, tmp_p
             "CUDA 12.6",
         ),
         (Build("2.13.0+cpu", 0.0), "580.65.06", 8.6, "torch 2.13.0+cpu is built without CUDA", "CUDA 13.0"),
+        (Build("2.13.0+cpu", 0.0), "580.65.06", 6.1, "torch for CUDA 13.0 has no kernels for compute", "CUDA 12.6"),
+        (PLAIN, "550.54.14", 6.1, "has no kernels for compute capability 6.1", "CUDA 12.6"),
     ],
 )
 def test_a_build_that_cannot_use_the_gpu_is_told_from_its_driver_and_card(
