@@ -16,7 +16,7 @@ from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
 from grpo_math.planner.work import Machine
 from grpo_math.settings import batch
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.gpus import capabilities, count_and_gb
+from grpo_math.system.gpus import capabilities, count_and_gb, listing_problems
 from grpo_math.system.machine import GB, main_memory
 
 PROMPT_TOKENS = 512
@@ -117,7 +117,12 @@ def _read(
             capability = min(capabilities(), default=None)
         gpus, gpu_gb, option = gpus or available, gpu_gb or size, "gpu_memory" if gpus else "gpus"
         if not available:
-            raise ConfigError(option, None, "is not given, and this machine has no GPU", "use --gpus 1 --gpu_memory 24")
+            raise ConfigError(
+                option,
+                None,
+                f"is not given, and this machine has no GPU{listing_problems()}",
+                "use --gpus 1 --gpu_memory 24",
+            )
     settings = resolve(recipe, None if on_cpu else capability)
     name = settings.model_name_or_path
     model_config = read_config(name, settings.model_revision, offline)

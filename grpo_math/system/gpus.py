@@ -65,8 +65,9 @@ def first_gpus(count: int | None) -> list[Gpu]:
     gpus = visible_gpus()
     if count is not None and not 0 < count <= len(gpus):
         reason = f"cannot be had: {len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible here"
-        reason += "".join(f" ({warning.message})" for warning in warnings())
-        raise ConfigError("gpus", count, reason, f"give 1 to {len(gpus)}" if gpus else "leave it out")
+        raise ConfigError(
+            "gpus", count, reason + listing_problems(), f"give 1 to {len(gpus)}" if gpus else "leave it out"
+        )
     return gpus[:count]
 
 
@@ -110,6 +111,11 @@ def warnings() -> Iterator[Finding]:
     if unused := [f"GPU {gpu.number} ({gpu.name}, {gpu.capability})" for gpu in selected_gpus() if gpu not in used]:
         message = f"{torch_build.installed()} has no kernels for {', '.join(unused)}: only the other GPUs are used"
         yield Finding("warning", message, f"export CUDA_VISIBLE_DEVICES={','.join(gpu.uuid for gpu in used)}")
+
+
+def listing_problems() -> str:
+    """Return the messages of `warnings` in brackets, for the end of a sentence."""
+    return "".join(f" ({finding.message})" for finding in warnings())
 
 
 def selected_gpus() -> list[Gpu]:

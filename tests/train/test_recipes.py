@@ -18,6 +18,7 @@ from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_
 from grpo_math import planner
 from grpo_math.checks.training import probe
 from grpo_math.cli import main as command
+from grpo_math.generation.dtypes import dtype_error
 from grpo_math.settings.accelerate import accelerate_config
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
@@ -72,6 +73,9 @@ def test_a_recipe_fits_the_hardware_that_it_names_and_divides_by_its_gpus(path, 
     assert ("--accelerate_config" in words) == ("/zero" in asked.config_file)
     monkeypatch.setenv("WORLD_SIZE", str(processes))
     build(read(["--config", str(path)]))  # refuses rows that do not divide
+    # Of cards below 24 GB many are Turing, without bfloat16.
+    if "--card" in words or float(words[words.index("--gpu_memory") + 1]) < 24:
+        assert dtype_error(read(["--config", str(path)]).settings, 7.5) is None
 
 
 @pytest.mark.parametrize(("name", "settings", "gpus", "gb", "accelerate"), VARIANTS)
