@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from statistics import mean, stdev
 
 import pytest
 import yaml
@@ -60,6 +61,16 @@ def test_the_page_to_start_with_says_what_the_recipes_say():
             assert int(length.replace(",", "")) == recipe["max_completion_length"], row
             rows_of_step = recipe["per_device_train_batch_size"] * recipe.get("gradient_accumulation_steps", 1)
             assert int(prompts) == recipe.get("prompts_per_step", rows_of_step // recipe["num_generations"]), row
+
+
+def test_the_figure_of_algorithms_is_what_its_sentences_say():
+    rows = re.findall(r"^\|`\w+`\|(.*)\|$", PAGES["docs/algorithms.md"], re.MULTILINE)
+    columns = [[float(cell) for cell in row.split("|")] for row in rows]
+    rewards = [reward for reward, *_ in columns]
+    for reward, advantage, sampled, now, ratio, product in columns:
+        exact = (reward - mean(rewards)) / stdev(rewards)
+        assert (advantage, ratio) == (round(exact, 2), round(now / sampled, 2))
+        assert product == round(min(ratio * exact, min(max(ratio, 0.8), 1.2) * exact), 2)
 
 
 def anchors(text: str) -> set[str]:

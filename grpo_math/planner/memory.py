@@ -5,7 +5,7 @@ temporaries of a layer, by measure.py) or an allowance (`CONTEXT`, `COMMUNICATIO
 The sum of the terms is an upper bound, because not all terms peak at the same time. Nothing here has been measured on
 a GPU.
 
-plan.py decides whether a recipe fits.
+memory_plan.py decides whether a recipe fits.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The table of logged names: what each means and in what unit. No other module spells a metric key.
+"""The table of logged names: what each means and in what unit.
 
 If TRL has a metric, the name is TRL's (``reward``, ``kl``, ``entropy``, ``completions/clipped_ratio``). A line of
 ``history.jsonl`` has the metrics whose ``when`` applies to its step. A value that is not a finite number is left out.

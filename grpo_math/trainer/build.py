@@ -19,11 +19,6 @@ from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
-class _Trainer(MathGRPOTrainer):
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write no model card: TRL's would have its own text, and "None" as the base if that is a folder."""
-
-
 def build_trainer(
     config: MathGRPOConfig, model_args: ModelConfig, rows: Any, tokenizer: Any, rewards: list[Reward]
 ) -> MathGRPOTrainer:
@@ -46,7 +41,7 @@ def build_trainer(
     # transformers refuses an eval_strategy without a data set, and the held-out sets are no data set of the trainer.
     with explain_weight_errors(path, options), replaced(config, eval_strategy="no"):
         try:
-            trainer = _Trainer(
+            trainer = MathGRPOTrainer(
                 model=path,
                 reward_funcs=rewards,
                 args=config,

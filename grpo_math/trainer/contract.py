@@ -39,7 +39,8 @@ COPIED = {
     *("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask"),
     *("get_gamma_weights", "sync_weights", "_sample", "_prefill", "nanstd"),
 }
-# The newest minor version of the other packages with which the tests passed (constraints-newest.txt).
+# The newest minor version of the other packages with which the tests passed (constraints-newest.txt; torch,
+# DeepSpeed and vLLM: constraints-vllm.txt).
 NEWEST = {
     "torch": "2.13",
     "accelerate": "1.15",

@@ -461,6 +461,11 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.use_vllm:
             self._last_loaded_step = -1  # vLLM has the weights of the last step
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        # A recipe's run has a card of its own. TRL's would name "None" as the base if that is a folder.
+        if not self.grpo_math.is_recipe_run:
+            super().create_model_card(*args, **kwargs)
+
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         with without_run_files(self):
             return super().push_to_hub(*args, **kwargs)

@@ -311,6 +311,8 @@ def of_method(name, ranks, cuts, seed):
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "gdpo"])
 @pytest.mark.parametrize(("ranks", "cuts"), [(1, 1), (1, 3), (2, 2)])
 def test_a_method_is_what_its_paper_says(name, ranks, cuts):
+    has_formula = name in {*ADVANTAGES, *LOSSES, *REDUCED}
+    assert has_formula, f"{name} has no formula: write its differences from GRPO into ADVANTAGES, LOSSES or REDUCED"
     values, gradient = of_method(name, ranks, cuts, seed=ranks * cuts + 11)
     expected, expected_gradient = of_paper(name, seed=ranks * cuts + 11)
     torch.testing.assert_close(values, expected, atol=1e-9, rtol=1e-9)
