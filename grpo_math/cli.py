@@ -111,7 +111,7 @@ COMMANDS = {
         "commands.ask",
         "Ask a model, or a run's base and trained model side by side.",
         "TARGET [QUESTION] [options]",
-        ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct"),
+        ('grpo-math ask runs/demo "What is 21 + 23?"', "grpo-math ask Qwen/Qwen2.5-0.5B-Instruct < questions.txt"),
     ),
     "export": Command(
         "commands.export",
@@ -183,7 +183,12 @@ def _run(argv: list[str]) -> int:
     end = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:end], words[end + 1 :]
     parser = command_parser(name)
-    args, fields = parser.parse_known_args(recipe_first(parser, words) if command.fields else words)
+    # Without recipe fields, options may be between the words.
+    args, fields = (
+        parser.parse_known_args(recipe_first(parser, words))
+        if command.fields
+        else parser.parse_known_intermixed_args(words)
+    )
     args.fields = fields
     args.after_dashes = after_dashes
     if fields and not command.fields:

@@ -4,7 +4,8 @@ The text of a model is shown as text alone: a control character appears as its c
 """
 
 import argparse
-from collections.abc import Callable
+import sys
+from itertools import product
 from pathlib import Path
 
 from grpo_math.checks.check_services import cache_only
@@ -14,13 +15,11 @@ from grpo_math.run.resume import run_config
 from grpo_math.system.gpus import use_one_gpu
 from grpo_math.system.streams import Answer, say
 
-HELP = "/new forgets the conversation, /help shows this line, Ctrl-C cuts an answer, Ctrl-D exits"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", help="a run directory, an adapter's folder, or a model: a folder, a Hub id, or 'embedded'")
-    add("question", nargs="?", help="answer this and exit (default: a conversation)")
+    add("question", nargs="?", help="the question (default: each line of a pipe)")
     add("--checkpoint", help="of a run: best, or a folder (default: the last)")
     add("--only", choices=("base", "trained"), help="ask only this model")
     add("--template", help="the prompt, or 'plain' (default: the run's, or plain)")
@@ -30,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Answer | int:
-    """Answer `grpo-math ask`: one question, or a conversation."""
+    """Answer `grpo-math ask`: one question, or each line of a pipe."""
     if args.json and args.question is None:
         raise UserError("--json answers one question: give it behind the run or model")
     if not 0 <= args.temperature < float("inf"):
@@ -38,6 +37,10 @@ def run(args: argparse.Namespace) -> Answer | int:
     if args.max_completion_length is not None and args.max_completion_length < 1:
         raise ConfigError("max_completion_length", args.max_completion_length, "is out of range", "give 1 or more")
     refuse_missing_folder("target", args.target)
+    piped = () if args.question is not None or sys.stdin.isatty() else sys.stdin
+    questions = [args.question] if args.question is not None else [line.strip() for line in piped if line.strip()]
+    if not questions:
+        raise UserError("the question is missing: give it behind the run or model, or pipe one on each line")
     base = (run_config(Path(args.target)) or {}).get("model_name_or_path") or adapter_base(args.target) or args.target
     if note := cache_only([], base):
         say("hub", note)
@@ -53,41 +56,15 @@ def run(args: argparse.Namespace) -> Answer | int:
         known = {"question": args.question, "template": models.template}
         return Answer({**known, "answers": texts, "truncated": truncated}, "")
 
-    def answer(question: str) -> None:
-        for name in models.models:
-            if len(models.models) > 1:
-                print(f"{name}:")
-            completion = models.answer(name, question, args.temperature, args.seed, show)
-            print()
-            if completion.truncated:
-                print("(cut at the token limit: --max_completion_length N allows more)")
-
-    if args.question is not None:
-        answer(args.question)
-        return 0
-    print(f"template {models.template}, at most {models.max_new_tokens} tokens; {HELP}")
-    converse(answer, models.forget)
+    for question, name in product(questions, models.models):
+        if len(models.models) > 1:
+            print(f"{name}:")
+        completion = models.answer(name, question, args.temperature, args.seed, show)
+        print()
+        if completion.truncated:
+            print("(cut at the token limit: --max_completion_length N allows more)")
     return 0
 
 
 def show(text: str) -> None:
     print(escaped(text, keep="\n\t"), end="", flush=True)
-
-
-def converse(answer: Callable[[str], None], forget: Callable[[], None]) -> None:
-    """Answer questions from the terminal until its end (Ctrl-D). Ctrl-C cuts an answer short."""
-    while True:
-        try:
-            question = input("> ").strip()
-        except EOFError:
-            print()
-            return
-        if question == "/new":
-            forget()
-        elif question == "/help":
-            print(HELP)
-        elif question:
-            try:
-                answer(question)
-            except KeyboardInterrupt:
-                print("\n(cut)")

@@ -45,7 +45,6 @@ class LoadedModels:
         if only is not None and only not in models:
             raise ConfigError("only", only, f"would be ignored: {target} is one model", "leave it out")
         self.models = _loaded({only: models[only]} if only else models, request)
-        self.forget()
 
     def answer(
         self,
@@ -55,9 +54,7 @@ class LoadedModels:
         seed: int = 0,
         show: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Return the answer of a side, and pass its text to ``show`` as it comes. Earlier turns are part of a chat's
-        prompt. An answer that an exception cuts, and its question, are not remembered.
-        """
+        """Return the answer of a side, and pass its text to ``show`` as it comes."""
         prompt, model = self._prompt(name, question), self.models[name]
         (ids,) = token_ids(model.tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
         request = replace(self.request, temperature=temperature)
@@ -65,24 +62,16 @@ class LoadedModels:
         is_base = name == "base" and model.adapter is not None
         with model.weights.disable_adapter() if is_base else nullcontext():
             (completion,) = with_model(model.weights, model.tokenizer, request, show)([ids], seed)
-        if not isinstance(prompt, str):
-            self.messages[name] = [*prompt, {"role": "assistant", "content": completion.text}]
         return completion
 
     def _prompt(self, name: str, question: str) -> Any:
-        message, tokenizer = {"role": "user", "content": question}, self.models[name].tokenizer
-        if self.messages[name]:
-            return [*self.messages[name], message]
+        tokenizer = self.models[name].tokenizer
         if self.prompt_of is None:
-            return [message] if tokenizer.chat_template else question
+            return [{"role": "user", "content": question}] if tokenizer.chat_template else question
         prompt = self.prompt_of(question)
         if not isinstance(prompt, str):
             check_chat(name, tokenizer, prompt, self.request.template_kwargs)
         return prompt
-
-    def forget(self) -> None:
-        """Start a new conversation."""
-        self.messages: dict[str, list[dict[str, str]]] = {name: [] for name in self.models}
 
 
 def _read(target: str, checkpoint: str | None) -> tuple[dict[str, ModelAndAdapter], str | Template, Request]:

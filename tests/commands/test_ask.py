@@ -1,12 +1,12 @@
-"""`grpo-math ask` at a terminal: one question, a conversation, JSON."""
+"""`grpo-math ask`: one question, the lines of a pipe, JSON."""
 
+import io
 import json
 from unittest.mock import Mock
 
 import pytest
 
 from grpo_math.cli import main
-from grpo_math.commands.ask import HELP, converse
 from grpo_math.evaluation import ask
 from grpo_math.generation.completion import Completion
 
@@ -31,7 +31,7 @@ def asked(monkeypatch):
 
 
 def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
-    words = ["ask", "run", "2 + 2?", "--temperature", "0.5", "--seed", "3"]
+    words = ["ask", "run", "--temperature", "0.5", "2 + 2?", "--seed", "3"]
     assert main(words) == 0
     ask.LoadedModels.assert_called_with("run", None, None, None, None)
     assert capsys.readouterr().out == f"base:\n2 + 2?0.53\n{CUT}\ntrained:\n{SHOWN}\n"
@@ -63,18 +63,20 @@ def test_one_question_is_answered_by_both_models_or_as_json(asked, capsys):
     assert "--json answers one question" in capsys.readouterr().err
 
 
-def test_a_conversation_goes_on_until_its_end(asked, monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", Mock(side_effect=["Hello", " ", "/help", "/new", " And now? ", EOFError]))
+def test_each_line_of_a_pipe_is_a_question_of_its_own(asked, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n\n And now? \n"))
     assert main(["ask", "run"]) == 0
     one, two = (f"base:\n{question}0.00\n{CUT}\ntrained:\n{SHOWN}\n" for question in ("Hello", "And now?"))
-    assert capsys.readouterr().out == f"template boxed, at most 7 tokens; {HELP}\n{one}{HELP}\n{two}\n"
-    asked.forget.assert_called_once_with()
+    assert capsys.readouterr().out == one + two
 
 
-def test_ctrl_c_cuts_an_answer_and_not_the_conversation(monkeypatch, capsys):
-    monkeypatch.setattr("builtins.input", Mock(side_effect=["Hello", "/help", EOFError]))
-    converse(Mock(side_effect=KeyboardInterrupt), Mock())
-    assert capsys.readouterr().out == f"\n(cut)\n{HELP}\n\n"
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_without_a_question_nothing_is_loaded(is_terminal, asked, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", Mock(isatty=lambda: is_terminal, __iter__=lambda _: iter(["\n"])))
+    assert main(["ask", "run"]) == 2
+    line = "error: the question is missing: give it behind the run or model, or pipe one on each line\n"
+    assert capsys.readouterr().err == line
+    ask.LoadedModels.assert_not_called()
 
 
 def test_without_a_network_the_hub_is_asked_once(tmp_path, capsys, monkeypatch):

@@ -1,4 +1,4 @@
-"""`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model; conversations."""
+"""`grpo-math ask`: a run's two sides with its template and lengths, an adapter, a model."""
 
 import pytest
 from small_model import byte_tokenizer
@@ -37,20 +37,6 @@ def test_base_and_trained_answer_as_an_evaluation_would(run, small, monkeypatch)
     assert output["base"].text != output["trained"].text
 
 
-def test_a_conversation_goes_on_until_it_is_forgotten(run, monkeypatch):
-    prompts, answers, inner = [], [], LoadedModels._prompt
-    monkeypatch.setattr(LoadedModels, "_prompt", lambda *given: prompts.append(inner(*given)) or prompts[-1])
-    asked = LoadedModels(str(run), only="trained")
-    for question in ("Hello", "And now?", None, "Hello"):
-        answers.append(asked.answer("trained", question).text if question else asked.forget())
-    assert [[message["role"] for message in prompt] for prompt in prompts] == [
-        ["system", "user"],
-        ["system", "user", "assistant", "user"],
-        ["system", "user"],
-    ]
-    assert [message["content"] for message in prompts[1][2:]] == [answers[0], "And now?"]
-
-
 def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small, tmp_path):
     whole, model = tmp_path / "whole", AutoModelForCausalLM.from_pretrained(small)
     model.lm_head.weight.data.neg_()
@@ -61,7 +47,6 @@ def test_what_is_asked_is_a_run_of_all_weights_an_adapter_or_a_model(run, small,
         asked = LoadedModels(str(target), max_new_tokens=8)
         assert (list(asked.models), asked.template) == (sides, "plain")
         assert len({asked.answer(name, "Hello").text for name in sides}) == len(sides)
-    assert asked.messages["model"][0] == {"role": "user", "content": "Hello"}
     assert len({asked.answer("model", "Hi", temperature=1.0, seed=seed).text for seed in (1, 2)}) == 2
 
 
