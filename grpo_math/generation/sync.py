@@ -120,7 +120,7 @@ class KeyedClient(VLLMClient):
     def init_communicator(self, device: Any = 0) -> None:
         # vLLM's default is the address of the default route. Whoever reaches the port there can run code in the
         # server, whose workers unpickle what they read.
-        if address := address_towards(self.host):
+        if address := address_towards(str(self.host)):
             os.environ.setdefault("VLLM_HOST_IP", address)
         super().init_communicator(device)
 
