@@ -45,9 +45,19 @@ PROGRAM_RULES = [
     Rule(
         "warning",
         "lora_alpha",
-        lambda s: s.use_peft and s.lora_alpha > 8 * s.lora_r,
+        # TRL's page "LoRA without regret" trains rank 1 with alpha 32.
+        lambda s: s.use_peft and s.lora_r > 4 and s.lora_alpha > 8 * s.lora_r,
         "scales the adapter up by more than 8 (lora_alpha / lora_r, lora_r={lora_r})",
         "lora_alpha: twice lora_r",
+    ),
+    # AReaL (pull request 1634): 1.7e-5 spoiled a 1.5B whose weights are in float32, and 6e-6 was good. TRL, RL2 and
+    # prime-rl (issue 841) have 1e-6.
+    Rule(
+        "warning",
+        "learning_rate",
+        lambda s: not s.use_peft and "adam" in s.optim and s.learning_rate > 1e-5,
+        "is high for all weights: others use 1e-6 to 6e-6",
+        "learning_rate: 1e-6, or use_peft: true",
     ),
     # An adapter hardly changes in a few hundred steps at such a rate.
     Rule(

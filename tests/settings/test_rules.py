@@ -221,6 +221,11 @@ PAIRS = [
     (LORA | {"learning_rate": 4.9e-6}, False),
     (LORA | {"lora_alpha": 128}, True),  # 8 times the rank of 16
     (LORA | {"lora_alpha": 129}, False),
+    (LORA | {"lora_r": 1, "lora_alpha": 32}, True),
+    (LORA | {"lora_r": 5, "lora_alpha": 41}, False),
+    ({"learning_rate": 1e-5}, True),
+    ({"learning_rate": 1.1e-5}, False),
+    ({"learning_rate": 1.1e-5, "optim": "sgd"}, True),
     (LORA | {"lora_dropout": 0.0, "beta": 0.1}, True),
     (LORA | {"lora_target_modules": [".*q_proj"]}, True),
     (LORA | {"lora_target_modules": ["q_(proj"]}, False),
