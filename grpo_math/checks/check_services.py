@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import ConfigError, Finding, UserError
-from grpo_math.generation.vllm_env import SUPPORTED
-from grpo_math.generation.vllm_server import TRL_SUPPORTED, Server
+from grpo_math.generation import vllm_env
+from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.sources import hub_id
 from grpo_math.system.addresses import is_address, url_of
 from grpo_math.system.http import ServerError, reachable
@@ -143,7 +143,7 @@ def vllm_server(setup: Setup) -> Iterator[Finding]:
     url = s.vllm_server_base_url or url_of(s.vllm_server_host, s.vllm_server_port)
     server = Server(url, timeout=SECONDS, retries=0)
     try:
-        server.check_version(SUPPORTED if s.sends_adapter else TRL_SUPPORTED)
+        server.check_version(vllm_env.supported(s))
     except ServerError as error:
         if error.status is None:
             yield Finding("warning", f"no vLLM server answers at {url}", "start it before the run")

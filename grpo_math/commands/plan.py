@@ -10,6 +10,7 @@ from typing import Any
 from grpo_math import planner
 from grpo_math.checks.check_services import cache_only
 from grpo_math.errors import ConfigError, UserError
+from grpo_math.generation.vllm_env import needed_in_training
 from grpo_math.planner.cards import Card
 from grpo_math.planner.model import shipped_config, stored
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
@@ -140,7 +141,7 @@ def _extras(settings: RunSettings, chosen: Mapping[str, Any]) -> list[str]:
     """Return the extras of this package that the line to paste needs."""
     needs = {
         "quant": settings.load_in_4bit or "8bit" in settings.optim,
-        "vllm": settings.generation == "colocate",
+        **dict.fromkeys(needed_in_training(settings), True),
         "deepspeed": "zero" in (chosen["accelerate_config"] or ""),
     }
     return [name for name, needed in needs.items() if needed]

