@@ -43,7 +43,8 @@ class Build(NamedTuple):
 
     @property
     def needs(self) -> Needs:
-        return next(needs for cuda, needs in NEEDS.items() if (self.cuda or OF_PIP) >= cuda)
+        oldest = [*NEEDS.values()][-1]  # also of a CUDA that this package does not support
+        return next((needs for cuda, needs in NEEDS.items() if (self.cuda or OF_PIP) >= cuda), oldest)
 
     def __str__(self) -> str:
         return f"torch {self.version} for CUDA {self.cuda}" if self.cuda else f"torch for CUDA {OF_PIP}"
@@ -56,8 +57,9 @@ def installed() -> Build:
     if spec is None or spec.origin is None:
         return Build("", 0.0)
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    values = dict(re.findall(r"^(\w+)\b.*= '([\w.+]+)'$", text, re.MULTILINE))
-    return Build(values["__version__"], float(values.get("cuda", 0)))
+    values = dict(re.findall(r"^(\w+)\b.*= '([\w.+-]+)'$", text, re.MULTILINE))
+    cuda = re.match(r"\d+\.\d+", values.get("cuda", ""))
+    return Build(values.get("__version__", ""), float(cuda[0]) if cuda else 0.0)
 
 
 def has_kernels(capability: float | None) -> bool:

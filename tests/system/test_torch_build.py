@@ -28,7 +28,7 @@ def build(monkeypatch, one):
     [
         ("__version__ = '2.13.0'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", PLAIN),
         ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", Build("2.13.0+cpu", 0.0)),
-        ("__version__ = '2.13.0a0+145a3a7bda.nv26.06'\ncuda = '13.2'\n", Build("2.13.0a0+145a3a7bda.nv26.06", 13.2)),
+        ("__version__ = '2.13.0a0+145a3a7bda.nv26.06'\ncuda = '13.2.1'\n", Build("2.13.0a0+145a3a7bda.nv26.06", 13.2)),
         (None, Build("", 0.0)),
     ],
 )
@@ -52,6 +52,7 @@ def test_the_build_is_read_from_torch_without_importing_it(text, expected, tmp_p
         (Build("2.13.0+cu126", 12.6), "470.10", 8.6, "needs driver 525 or newer", "update the driver"),
         (Build("2.13.0+cu126", 12.6), "580.65.06", 12.0, "has no kernels for compute capability 12.0", "CUDA 13.0"),
         (Build("2.11.0+cu128", 12.8), "580.65.06", 12.0, None, None),
+        (Build("2.5.0+cu118", 11.8), "580.65.06", 8.6, None, None),
         (PLAIN, "580.65.06", 7.0, "torch 2.13.0 for CUDA 13.0 has no kernels for compute capability 7.0", "CUDA 12.6"),
         (
             Build("2.13.0+cpu", 0.0),
