@@ -20,9 +20,10 @@ from grpo_math.grading import Grade, Verdict, grade_batch
 from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.formats import example_completion
 from grpo_math.problems import contamination
-from grpo_math.problems.from_recipe import renamed_error_fields
+from grpo_math.problems.from_recipe import HELDOUT_N, renamed_error_fields
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
+from grpo_math.problems.sources import folder_name
 from grpo_math.problems.stored import kept_with_rows, repeated, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.functions import SHIPPED
@@ -88,6 +89,13 @@ def _few_to_evaluate(setup: Setup) -> Iterator[Finding]:
             tells = f"50% on {n} problem{'s' * (n != 1)} has the 95% interval {lo:.0%} to {hi:.0%}"
             remedy = f"evaluate {ENOUGH} problems or more: a larger file, or another eval_dataset"
             yield Finding("info" if s.eval_n == n else "warning", f"the evaluation tells little: {tells}", remedy)
+    if during and (s.keep_best or s.load_best_model_at_end or s.save_strategy == "best"):
+        metric = str(s.metric_for_best_model)
+        chooses = next((one for one in during if metric.startswith(f"eval_{folder_name(one.data)}_")), during[0])
+        if len(chooses.rows) < HELDOUT_N:
+            message = f"{len(chooses.rows)} problems choose the best checkpoint, so chance decides between close ones"
+            remedy = f"let {HELDOUT_N} choose: heldout: [{{data: {chooses.data}, n: {HELDOUT_N}}}]"
+            yield Finding("warning", message, remedy)
 
 
 def _contradictory(rows: Iterable[Mapping[str, Any]]) -> tuple[int, str]:

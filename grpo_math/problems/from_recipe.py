@@ -228,12 +228,13 @@ class RecipeProblems:
         return EvaluationPlan(compared, self._during(compared), "; ".join(lines) or None)
 
     def _during(self, compared: HeldOutSet | None) -> list[HeldOutSet]:
-        """Return the sets of the evaluations during training, without problems of ``compared`` if others are left."""
+        """Return the sets of the evaluations during training: without problems of ``compared``, if enough are left."""
         s, taken = self.settings, {row["problem"] for row in compared.rows} if compared else set()
         entries = checked_entries(s.heldout)
 
         def others(rows: list[Problem], n: int | None) -> list[Problem]:
-            return ([row for row in rows if row["problem"] not in taken] or rows)[:n]
+            rest = [row for row in rows if row["problem"] not in taken]
+            return (rows if len(rest) < min(n or HELDOUT_N, len(rows)) else rest)[:n]
 
         if s.evaluates_default_set:
             # A larger draw contains a smaller one, so that this many other problems are drawn.

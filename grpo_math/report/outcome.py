@@ -13,14 +13,14 @@ from grpo_math.run import metrics
 
 @dataclass(frozen=True)
 class Outcome:
-    """The conclusions from the files of a run. ``history`` has the evaluations as its first and last lines.
+    """The conclusions from the files of a run. ``ends``: the evaluations before and after training, with their steps.
 
     ``skill_or_form`` is a sentence about the comparison, if there is one. ``sets`` has the evaluations of each
     data set with their comparison, if the run was evaluated on several.
     """
 
     comparison: Comparison | None
-    history: History
+    ends: list[tuple[int, Evaluation]]
     findings: list[Finding]
     skill_or_form: list[str]
     sets: list[tuple[Evaluation | None, Evaluation | None, Comparison | None]]
@@ -33,14 +33,12 @@ def outcome(run: RunDir) -> Outcome:
     # Two points that cannot be compared would look like the effect of training, so neither is drawn.
     before, after = (run.before, run.after) if comparison else (None if run.after else run.before, None)
     last = run.finished or (int(run.history[-1][metrics.STEP]) if run.history else 1)
-    start, end = (
-        [{metrics.STEP: step, **one.summary.logged()}] if one else [] for step, one in ((0, before), (last, after))
-    )
-    history = [*start, *run.history, *end]
+    ends = [(step, one) for step, one in ((0, before), (last, after)) if one]
+    history = [*_logged(0, before), *run.history, *_logged(last, after)]
     checkpoints = [path.name for path in run.directory.glob("checkpoint-*")]
     return Outcome(
         comparison,
-        history,
+        ends,
         findings=diagnose(history, run.config, checkpoints),
         skill_or_form=skill_or_form(comparison) if comparison else [],
         sets=[
@@ -48,6 +46,10 @@ def outcome(run: RunDir) -> Outcome:
             for before, after in run.sets
         ],
     )
+
+
+def _logged(step: int, evaluation: Evaluation | None) -> History:
+    return [{metrics.STEP: step, **evaluation.summary.logged()}] if evaluation else []
 
 
 def _compared(run: RunDir, before: Evaluation | None, after: Evaluation | None, subject: str) -> Comparison | None:

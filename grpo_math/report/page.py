@@ -52,7 +52,9 @@ def report(run_dir: str | Path) -> ReportFiles:
     """Draw ``plots/training.png`` and ``plots/details.png`` and write ``report.html`` into the run directory."""
     run = read_run(run_dir)
     of_run = outcome(run)
-    drawn = [(plot, lines) for plot in PLOTS if (lines := curves(of_run.history, plot))] if run.history else []
+    drawn = (
+        [(plot, lines) for plot in PLOTS if (lines := curves(run.history, plot, of_run.ends))] if run.history else []
+    )
     names = {f"plots/{name}.png": REPORT["plots/*.png"] for name in ("training", "details")}
     archive(run.directory, in_the_way(run.directory, {**REPORT, **names}))
     plots = []

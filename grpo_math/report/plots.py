@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report.progress import PHASES
 from grpo_math.report.run_dir import History
@@ -73,18 +74,19 @@ class Plot(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """``n`` are the problems behind each point of an accuracy, if they are known."""
+    """``n`` are the problems behind each point of an accuracy, if they are known. A line joins ``joined`` points."""
 
     label: str
     steps: list[float]
     values: list[float]
     n: list[float]
+    joined: bool = True
 
 
 PLOTS = (
     Plot(
         "Accuracy",
-        "Share of correct answers in any form, with the 95% interval of the held-out problems.",
+        "Share of correct answers in any form, with the 95% interval over the n held-out problems.",
         ((metrics.ACCURACY, "training completions"), (metrics.HELDOUT_ACCURACY, "held-out problems")),
     ),
     Plot("Reward", "Mean of the weighted reward and of each reward function.", ((metrics.REWARD, "reward"),)),
@@ -94,7 +96,7 @@ PLOTS = (
         ((metrics.LENGTH_MEAN, "mean"), (metrics.LENGTH_MAX, "longest")),
     ),
     Plot(
-        "Groups of one kind",
+        "Uniform groups",
         "Share of groups whose rewards are all equal, which have no gradient, and of groups whose answers are all "
         "correct or all wrong, whatever their rewards.",
         ((metrics.DEGENERATE, "equal rewards"), (metrics.ALL_RIGHT, "all correct"), (metrics.ALL_WRONG, "all wrong")),
@@ -121,26 +123,41 @@ PLOTS = (
 FIRST = 4  # plots that are shown unfolded
 
 
-def curves(history: History, plot: Plot) -> list[Curve]:
-    """Return a curve for each metric of the plot that the history has."""
+def curves(history: History, plot: Plot, ends: Sequence[tuple[int, Evaluation]] = ()) -> list[Curve]:
+    """Return a curve for each metric of the plot that the history has.
+
+    ``ends``: the evaluations before and after training with their steps. They are of other problems than those during
+    training, and usually of more.
+    """
     lines = dict(plot.lines)
     # Each reward function has its own metric. With one function, it is the reward itself up to its weight.
     if metrics.REWARD in lines:
         parts = {key: match[1] for row in history for key in row if (match := REWARD_PART.fullmatch(key))}
         lines |= parts if len(parts) > 1 else {}
-    if metrics.HELDOUT_ACCURACY in lines:  # a metric for each set of a recipe's heldout
+    is_heldout = metrics.HELDOUT_ACCURACY in lines
+    if is_heldout:  # a metric for each set of a recipe's heldout
         of_sets = [row for row in history if metrics.HELDOUT_ACCURACY not in row]
         lines |= {key: match[1] for row in of_sets for key in row if (match := metrics.HELDOUT_SET.fullmatch(key))}
     known = {key: label for key, label in lines.items() if any(key in row for row in history)}
-    return [curve(history, key, label) for key, label in known.items()]
+    found = [curve(history, key, label) for key, label in known.items()]
+    if is_heldout and ends:
+        shares = [one.summary.accuracy for _, one in ends]
+        steps, values, n = [step for step, _ in ends], [one.value for one in shares], [one.n for one in shares]
+        found.append(Curve(_labelled("before and after training", n), steps, values, n, joined=False))
+    return found
 
 
 def curve(history: History, key: str, label: str) -> Curve:
-    """Return the values of a metric. The evaluation after training replaces a smaller one of the same step."""
-    rows = list({row[metrics.STEP]: row for row in history if key in row}.values())
-    n = [row[metrics.HELDOUT_N] for row in rows if key == metrics.HELDOUT_ACCURACY and metrics.HELDOUT_N in row]
-    steps, values = [row[metrics.STEP] for row in rows], [row[key] for row in rows]
-    return Curve(label, steps, values, n if len(n) == len(values) else [])
+    """Return the values of a metric."""
+    rows = [row for row in history if key in row]
+    n_key = f"{key.removesuffix(metrics.ACCURACY)}n"  # heldout/n, eval_NAME_n
+    n = [row[n_key] for row in rows if n_key in row]
+    n = n if len(n) == len(rows) else []
+    return Curve(_labelled(label, n), [row[metrics.STEP] for row in rows], [row[key] for row in rows], n)
+
+
+def _labelled(label: str, n: Sequence[float]) -> str:
+    return f"{label}, n = {' and '.join(f'{one:g}' for one in dict.fromkeys(n))}" if n else label
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -161,9 +178,6 @@ def _draw(axes: Any, plot: Plot, lines: Sequence[Curve]) -> None:
     axes.set_xlabel("optimizer step")
     for colour, line in zip(cycle(COLOURS), lines, strict=False):
         few = len(line.steps) <= MOST_MARKERS
-        if few:
-            for step, value, n in zip(line.steps, line.values, line.n, strict=False):
-                axes.plot([step, step], wilson(value * n, n), color=colour, linewidth=1, alpha=0.6)
         smooth = not line.n and len(line.values) >= SMOOTHED
         if smooth:  # the values themselves stay visible
             axes.plot(line.steps, line.values, color=colour, linewidth=0.8, alpha=0.35)
@@ -173,12 +187,16 @@ def _draw(axes: Any, plot: Plot, lines: Sequence[Curve]) -> None:
         sizes = line.n or [0.0] * len(drawn)
         for i, size in enumerate(dict.fromkeys(sizes)):
             points = [(step, value) for step, value, n in zip(line.steps, drawn, sizes, strict=True) if n == size]
+            steps, values = zip(*points, strict=True)
+            low, high = zip(*(wilson(value * size, size) for value in values), strict=True) if size else ((), ())
+            if size and line.joined and len(points) > 1:
+                axes.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
+            else:
+                axes.vlines(steps[: len(low)], low, high, color=colour, linewidth=1, alpha=0.6)
+            marker = "o" if (few and not smooth) or not line.joined else ""
             label = fill(line.label, LEGEND) if i == 0 else None
-            # The evaluations before and after training are two marks: a line would cross those between them.
-            at_ends = bool(line.n) and [step for step, _ in points] == [line.steps[0], line.steps[-1]]
-            marker = "o" if at_ends or (few and not smooth) else ""
-            style = "" if at_ends else "-"
-            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, linestyle=style, label=label)
+            style = "-" if line.joined else ""
+            axes.plot(steps, values, color=colour, marker=marker, linestyle=style, label=label)
     # The legend is between title and plot, where it covers nothing. Long names get columns of their own.
     longest = max(len(line.label) for line in lines)
     columns = max(1, min(3, 52 // (min(longest, LEGEND) + 8)))

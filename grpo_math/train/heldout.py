@@ -1,5 +1,7 @@
 """The metrics of the held-out sets that a run evaluates during training, under transformers' names."""
 
+from dataclasses import replace
+
 from grpo_math.evaluation.evaluation import Evaluation
 from grpo_math.evaluation.paired import compare
 from grpo_math.evaluation.tables import points
@@ -28,17 +30,20 @@ def heldout_metrics(name: str, evaluation: Evaluation) -> dict[str, float]:
 
 
 def best_and_last(best: Evaluation, last: Evaluation, step: int) -> str:
-    """Return a line: do the best checkpoint and the last weights differ, by the paired test?
+    """Return a line: do the best checkpoint and the last weights differ on the problems of ``best``, by the paired
+    test?
 
     >>> from grpo_math.evaluation.summary import Record, summarize
-    >>> def right(n: int) -> Evaluation:
-    ...     records = [Record(i, category="correct" if i < n else "wrong_answer") for i in range(40)]
+    >>> def right(n: int, problems: int = 40) -> Evaluation:
+    ...     records = [Record(i, category="correct" if i < n else "wrong_answer") for i in range(problems)]
     ...     return Evaluation({"samples": 1}, summarize(records), records)
     >>> best_and_last(right(2), right(0), 7)
     'best     checkpoint-7: +5.0 points [...] against the last weights, on 40 problems ...: they do not differ clearly'
-    >>> best_and_last(right(0), right(30), 7)
+    >>> best_and_last(right(0), right(30, problems=64), 7)
     'best     checkpoint-7: -75.0 points [...] against the last weights, on 40 problems ...: they differ'
     """
+    keys = {record.key for record in best.records}
+    last = replace(last, records=[record for record in last.records if record.key in keys])
     accuracy = compare(last, best).accuracy
     verdict = "they differ" if accuracy.lo > 0 or accuracy.hi < 0 else "they do not differ clearly"
     difference = f"{points(accuracy)} against the last weights"

@@ -351,9 +351,10 @@ class TrainingRun:
         # The best checkpoint is the best of many on the problems that chose it, so chance has favored it there.
         line = f"best     checkpoint-{best}, not compared: no held-out problem is left that did not choose it"
         chose, whole = {row["problem"] for one in plan.during for row in one.rows}, plan.before_and_after
-        if whole and not chose & {row["problem"] for row in whole.rows}:
+        rest = [row for row in whole.rows if row["problem"] not in chose] if whole else []
+        if whole and rest:
             self.trainer._load_best_model()
-            line = heldout.best_and_last(self.score(whole), self.last_evaluation, best)
+            line = heldout.best_and_last(self.score(whole._replace(rows=rest)), self.last_evaluation, best)
         if self.is_main:
             print(line)
 

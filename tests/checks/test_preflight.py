@@ -428,6 +428,21 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             ],
         ),
         (ROWS, {"files": rows_of(*HALVES[:3])}, ["info: 3 problems to train on"]),
+        *(
+            (
+                [*ROWS, "--keep_best", "--heldout_every", "4", "--heldout", f"[{{data: generated:sums, n: {n}}}]"],
+                {"files": rows_of(*HALVES[:3])},
+                [
+                    "info: 3 problems to train on",
+                    f"info: {n} problems of generated:sums, test, are evaluated during training",
+                    *few,
+                ],
+            )
+            for n, few in (
+                (64, []),
+                (63, ["warning: 63 problems choose the best checkpoint, so chance decides between close ones."]),
+            )
+        ),
         (
             ROWS,
             {"files": rows_of(("[INST] 3 + 4? [/INST]", "7"), ("<|user|>\n1 + 1?<|end|>", "2"), ("|x| < |y|?", "a"))},
@@ -490,7 +505,7 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
             {"files": SUMS},
             [
                 "info: 80 problems to train on",
-                "info: 16 problems of mine.jsonl, train[:20], are evaluated during training",
+                "info: 20 problems of mine.jsonl, train[:20], are evaluated during training",
                 "info: 5 problems of generated, train, are evaluated during training",
                 "info: the evaluation tells little: 50% on 4 problems has the 95% interval ",
             ],

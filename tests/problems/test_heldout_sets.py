@@ -52,7 +52,8 @@ def test_by_default_64_other_problems_than_before_and_after(words, before_and_af
 @pytest.mark.parametrize(
     ("n", "words", "sizes"),
     [
-        (100, ["--eval_n", "4", *EVERY], (90, 4, [6])),
+        (100, ["--eval_n", "4", *EVERY], (90, 4, [10])),  # not 6
+        (2600, ["--eval_n", "200", *EVERY], (2344, 200, [64])),  # not 56
         (100, ["--eval_n", "0", *EVERY], (90, 0, [10])),
         (100, [], (90, 10, [])),
         (9, EVERY, (9, 9, [9])),

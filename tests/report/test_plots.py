@@ -4,6 +4,7 @@ import re
 
 import pytest
 from matplotlib.figure import Figure
+from synthetic_run import evaluation
 
 from grpo_math.evaluation.stats import wilson
 from grpo_math.report.plots import PLOTS, Curve, curves, png, smoothed, svg
@@ -28,7 +29,7 @@ def drawn(monkeypatch):
 
 ONE = {"step": 1, "reward": 1.5, "rewards/gsm8k/mean": 1.0}
 DEFAULT_SET = {"step": 4, "heldout/accuracy": 0.5, "eval_sums_accuracy": 0.5}
-SMALL, LARGE = ({"step": 9, "heldout/accuracy": right / 16, "heldout/n": n} for right, n in ((14, 16), (12, 256)))
+SMALL, LARGE = ({"step": step, "heldout/accuracy": 0.75, "heldout/n": n} for step, n in ((5, 16), (9, 64)))
 
 
 @pytest.mark.parametrize(
@@ -49,14 +50,17 @@ SMALL, LARGE = ({"step": 9, "heldout/accuracy": right / 16, "heldout/n": n} for 
         ),
         pytest.param(
             ACCURACY,
-            [SMALL, LARGE],
-            [Curve("held-out problems", [9], [0.75], [256])],
-            id="the evaluation after training replaces a smaller one of its step",
+            [SMALL, LARGE, {"step": 9, "eval_aime_accuracy": 0.5, "eval_aime_n": 30}],
+            [
+                Curve("held-out problems, n = 16 and 64", [5, 9], [0.75, 0.75], [16, 64]),
+                Curve("aime, n = 30", [9], [0.5], [30]),
+            ],
+            id="the number of problems",
         ),
         pytest.param(
             ACCURACY,
             [DEFAULT_SET, SMALL],
-            [Curve("held-out problems", [4, 9], [0.5, 0.875], [])],
+            [Curve("held-out problems", [4, 5], [0.5, 0.75], [])],
             id="no intervals where the number of problems is not known",
         ),
     ],
@@ -88,8 +92,8 @@ def test_an_image_is_a_png():
 def test_a_few_points_have_markers_and_intervals_and_many_a_moving_average(drawn):
     few, many = [1, 2, 3], list(range(40))
     [axes] = drawn((ACCURACY, [Curve("held out", few, [0.5, 0.25, 1.0], [4, 4, 4])])).axes
-    *intervals, line = axes.lines
-    assert [tuple(one.get_ydata()) for one in intervals] == [wilson(2, 4), wilson(1, 4), wilson(4, 4)]
+    [line], [band] = axes.lines, axes.collections
+    assert {*band.get_paths()[0].vertices[:, 1]} == {*wilson(2, 4), *wilson(1, 4), *wilson(4, 4)}
     assert (line.get_marker(), list(line.get_ydata())) == ("o", [0.5, 0.25, 1.0])
     assert axes.get_ylim()[0] == 0, "or a small change would look like a large one"
     assert axes.yaxis.get_major_formatter()(0.125, 0) == "12.5%"
@@ -122,11 +126,15 @@ def test_the_steps_of_a_run_and_the_time_that_is_left(config, history, expected,
 
 
 def test_points_of_the_same_number_of_problems_are_joined_except_before_and_after(drawn):
-    for between, joined in (([2, 4], [[2, 4]]), ([3], [[3]]), ([], [])):
-        steps, n = [0, *between, 6], [256, *[16] * len(between), 256]
-        [axes] = drawn((ACCURACY, [Curve("held-out problems", steps, [0.5] * len(steps), n)])).axes
-        marked = [line for line in axes.get_lines() if line.get_marker() == "o"]
-        lines = [(line.get_xdata().tolist(), line.get_linestyle()) for line in marked]
-        assert lines == [([0, 6], "None"), *((xs, "-") for xs in joined)]
-        assert len(axes.get_lines()) == len(marked) + len(steps)  # an interval each
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["held-out problems"]
+    ends = [(0, evaluation(range(8), 32)), (6, evaluation(range(24), 32))]
+    history = [{"step": step, "heldout/accuracy": 0.5, "heldout/n": 64} for step in (2, 4)]
+    [axes] = drawn((ACCURACY, curves(history, ACCURACY, ends))).axes
+    lines = [(line.get_xdata().tolist(), line.get_linestyle()) for line in axes.get_lines()]
+    assert lines == [([2, 4], "-"), ([0, 6], "None")]
+    band, intervals = axes.collections
+    assert {*band.get_paths()[0].vertices[:, 1]} == {*wilson(32, 64)}
+    assert [tuple(path.vertices[:, 1]) for path in intervals.get_paths()] == [wilson(8, 32), wilson(24, 32)]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "held-out problems, n = 64",
+        "before and after training, n = 32",
+    ]
