@@ -10,6 +10,7 @@ A number may be a value or an index. The whole data set decides: `numbering`.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
@@ -76,6 +77,16 @@ class Numbering(NamedTuple):
     start: int = 0  # the first index
 
 
+@dataclass(frozen=True)
+class NumberOfRow:
+    """A gold answer that is a number, and its meaning among the options of its row."""
+
+    index: int | None  # at most the number of options; None if the number cannot be an index
+    position: int | None  # of the option that is equal
+    is_last: bool  # the index is the number of options, or the labels count from 1
+    is_index: bool  # if both fit: by the name of its column, or a number next to texts, as in MMLU
+
+
 def numbering(rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str], None]) -> Numbering:
     """Return how the numbers among the gold answers name options, which only the whole set shows: a 2 alone may be an
     option, or the second or the third.
@@ -83,40 +94,39 @@ def numbering(rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str]
     Numbers are values if each equals an option, or if one of them cannot be an index and most equal an option. Indices
     count from 1 if the labels do, or if the last option is counted so.
     """
-    n = n_indices = 0
-    has_zero = from_one = is_index_by_name = False
-    is_index_by_type = True
-    fits: list[tuple[int | None, int | None]] = []  # the index and the position of an equal option
+    numbers: list[NumberOfRow] = []
     for row in rows:
-        gold, options = row["answer"], row["options"]
-        if not options or row["is_value"] or not _is_number(gold):
-            continue
-        index = index_of(gold)
-        if index not in range(len(options) + 1):
-            index = None
-        n, n_indices = n + 1, n_indices + (index is not None)
-        has_zero |= index == 0
-        from_one |= index == len(options) or "1" in [*options][:1]
-        if len(fits) < JUDGED:
-            fits.append((index, next(iter(_equal(gold, options.values())), None)))
-            is_index_by_name |= is_index_column(row["read"][1])
-            # A number next to texts, as in MMLU.
-            is_index_by_type &= not isinstance(row["written"], str) and any(
-                isinstance(o, str) for o in options.values()
-            )
-    start = int(from_one and not has_zero)
-    values = sum(position is not None for _, position in fits)
-    if n_indices < n:
-        return Numbering(values >= sum(index is not None for index, _ in fits), start)
-    are_values = values == len(fits) and not (is_index_by_name or is_index_by_type)
-    if 2 * values > len(fits) and any(index != position + start for index, position in fits if position is not None):
+        if row["options"] and not row["is_value"] and _is_number(row["answer"]):
+            numbers.append(_number_of(row, is_judged=len(numbers) < JUDGED))
+    judged = numbers[:JUDGED]
+    values = sum(one.position is not None for one in judged)
+    has_zero, has_last = any(one.index == 0 for one in numbers), any(one.is_last for one in numbers)
+    start = int(has_last and not has_zero)
+    if any(one.index is None for one in numbers):
+        return Numbering(values >= sum(one.index is not None for one in judged), start)
+    are_values = values == len(judged) and not any(one.is_index for one in judged)
+    differ = any(one.position not in (None, one.index - start) for one in judged if one.index is not None)
+    if differ and 2 * values > len(judged):
         taken, other = ("values", "indices") if are_values else ("indices", "values")
         fit = "fit as values of options and as indices"
         warn(f"the gold answers of {file} that are numbers {fit}: read as {taken}, not as {other}; write letters")
-    elif n and not (are_values or has_zero or from_one):
+    elif numbers and not (are_values or has_zero or has_last):
         reason = "because none is 0 or the number of options"
         warn(f"the gold answers of {file} are read as indices of options from 0, {reason}: write letters")
     return Numbering(are_values, start)
+
+
+def _number_of(row: Mapping[str, Any], is_judged: bool) -> NumberOfRow:
+    """Return the meaning of a gold answer. Only if ``is_judged``, it is compared with the options, which takes time."""
+    gold, options = row["answer"], row["options"]
+    index = index_of(gold)
+    is_number_next_to_text = not isinstance(row["written"], str) and any(isinstance(o, str) for o in options.values())
+    return NumberOfRow(
+        index=index if index in range(len(options) + 1) else None,
+        position=next(iter(_equal(gold, options.values())), None) if is_judged else None,
+        is_last=index == len(options) or "1" in [*options][:1],
+        is_index=is_index_column(row["read"][1]) or is_number_next_to_text,
+    )
 
 
 def with_letters(
