@@ -25,6 +25,7 @@ token has the loss -1.
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from grpo_math.algorithm import correction
@@ -68,11 +69,15 @@ def loss_inputs(
     sampling_logps = rows.get("sampling_per_token_logps")
     corrects = settings.vllm_importance_sampling_correction
     sampler_ratio = rows.get("importance_sampling_ratio") if corrects or settings.surrogate == "vespo" else None
-    if corrects and settings.on_policy and sampling_logps is not None:
+    if settings.on_policy and corrects and sampler_ratio is not None and sampling_logps is not None:
         # TRL scored the old log-probs in other rows, and in 16 bits the rows of a batch move log-probs. The policy
         # is still the one that was scored, so these log-probs are the old ones, and the ratio is exactly 1.
-        old_logps = logps.detach()
-        sampler_ratio = correction.sampler_weights(old_logps, sampling_logps, mask, settings)
+        scored, old_logps = old_logps, logps.detach()
+        weights = correction.sampler_weights(old_logps, sampling_logps, mask, settings)
+        # A script may have changed the weights. `where`, because an `if` would wait for the GPU.
+        expected = correction.sampler_weights(scored, sampling_logps, mask, settings)
+        changed = ((sampler_ratio != expected) * mask).any()
+        old_logps, sampler_ratio = torch.where(changed, scored, old_logps), torch.where(changed, sampler_ratio, weights)
     return LossInputs(
         logps=logps,
         old_logps=old_logps,

@@ -2,7 +2,8 @@
 
 TRL's `_generate_and_score_completions` writes metrics and a table of completions into its trainer. Here it writes them
 into a `RolloutInProgress`, which becomes a `Rollout`. Only the rollout that is trained on is written into the trainer,
-once, after resampling.
+once, after resampling. The draft begins as a copy, because reward functions, tools and subclasses may read the metrics
+since the last log line and the last rollout's completions.
 """
 
 from collections import Counter, defaultdict
@@ -10,9 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from accelerate.logging import get_logger
 from torch import Tensor
 
 from grpo_math.algorithm import correction
@@ -20,9 +22,11 @@ from grpo_math.algorithm.advantages import advantages, most_varied, normalized_s
 from grpo_math.algorithm.losses import prompt_weights
 from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, gather_masked, loss_mask
+from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
-from grpo_math.system.collectives import Ranks
+from grpo_math.system.collectives import Ranks, agree_on_all
 from grpo_math.system.replaced import replaced
+from grpo_math.trainer.config import TRL_EQUAL
 from grpo_math.trainer.grader import Grader
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics
@@ -32,10 +36,14 @@ if TYPE_CHECKING:
     from grpo_math.trainer.rollout_queue import RolloutQueue
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
+logger = get_logger(__name__)
+PATCHED = "GRPOTrainer._generate_and_score_completions"
+LISTS = ("images", "prompt", "completion", "advantages")  # of TRL's table
+
 
 def empty_table() -> dict[str, Any]:
     """Return a table as TRL's, with room for any number of completions: an evaluation may be wider than TRL's."""
-    lists: dict[str, Any] = {name: [] for name in ("images", "prompt", "completion", "advantages")}
+    lists: dict[str, Any] = {name: [] for name in LISTS}
     return {**lists, "rewards": defaultdict(list), "extra": defaultdict(list)}
 
 
@@ -45,6 +53,36 @@ class RolloutInProgress:
 
     table: dict[str, Any] = field(default_factory=empty_table)
     log: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Return the parts of the table, and the log: each has lists by name."""
+        return [{name: self.table[name] for name in LISTS}, self.table["rewards"], self.table["extra"], self.log]
+
+    def copy(self) -> "RolloutInProgress":
+        # A script's own entries of the table stay the same objects.
+        copied = RolloutInProgress({**self.table, **empty_table()})
+        for part, values in zip(copied.parts(), self.parts(), strict=True):
+            for name in values:
+                part[name].extend(values[name])
+        return copied
+
+    def drop(self, earlier: "RolloutInProgress", trainers: "RolloutInProgress") -> None:
+        """Keep what was added to ``earlier``. Clear in ``trainers`` the values that TRL or a script has replaced.
+
+        >>> trainers = RolloutInProgress(log={"reward": [0.5], "num_tokens": [7.0]})
+        >>> draft = trainers.copy()
+        >>> draft.log["reward"].append(0.25)
+        >>> draft.log["num_tokens"] = [9.0]
+        >>> draft.drop(trainers.copy(), trainers)
+        >>> dict(draft.log), trainers.log
+        ({'reward': [0.25], 'num_tokens': [9.0]}, {'reward': [0.5], 'num_tokens': []})
+        """
+        for part, before, own in zip(self.parts(), earlier.parts(), trainers.parts(), strict=True):
+            for name, values in before.items():
+                if part[name][: len(values)] == values:
+                    del part[name][: len(values)]
+                else:
+                    own[name].clear()
 
     def rewards(self, names: Sequence[str]) -> Tensor:
         """Return the rewards (B, F) that TRL has used, on the CPU: a subclass may have changed ours.
@@ -64,14 +102,18 @@ class RolloutInProgress:
 
     def columns(self) -> Columns:
         """Return the columns of the table that have entries."""
-        lists = {("", name): self.table[name] for name in ("images", "prompt", "completion", "advantages")}
+        lists = {("", name): self.table[name] for name in LISTS}
         parts = {(part, name): column for part in ("rewards", "extra") for name, column in self.table[part].items()}
         return {key: values for key, values in {**lists, **parts}.items() if values}
 
 
 @dataclass(eq=False)
 class RolloutMaker:
-    """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does."""
+    """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
+
+    ``table``: TRL's table while the trainer has the draft's. ``patched``: a script has patched TRL's method, and has
+    changed its advantages.
+    """
 
     trainer: "TrlTrainer"
     settings: "MathGRPOConfig"
@@ -79,6 +121,8 @@ class RolloutMaker:
     meter: StepMeter
     queue: "RolloutQueue"
     grader: Grader
+    table: dict[str, Any] | None = None
+    patched: bool = False
 
     def gather_rows(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
         """Return TRL's dict of this rank's rows of a rollout. ``trl_method``: TRL's `_generate_and_score_completions`.
@@ -100,6 +144,8 @@ class RolloutMaker:
         rollout = self._with_advantages(rollout)
         local = self.ranks.local(len(inputs))
         rows = rollout.rows(local)
+        if self.patched:
+            rows["advantages"] = rollout.tensors["advantages"]
         if trainer.loss_type == "prompt_mean":
             tokens = self.ranks.gather(loss_mask(rows).sum(dim=1))
             rows["prompt_weight"] = prompt_weights(tokens, self.grader.group_size)[local]
@@ -111,32 +157,37 @@ class RolloutMaker:
 
         Writes nothing into the trainer except seconds and tokens. All ranks call this.
         """
-        trainer, log, draft = self.trainer, self.meter.log(), RolloutInProgress()
+        trainer, log = self.trainer, self.meter.log()
+        trainers: RolloutInProgress = RolloutInProgress(cast(Any, trainer._logs), log)
+        earlier, draft = trainers.copy(), trainers.copy()
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
         mode = "train" if trainer.model.training else "eval"
         outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
         self.grader.graded = None
-        with replaced(trainer, **outputs, **self._settings_for_trl()):
+        with replaced(self, table=trainer._logs), replaced(trainer, **outputs, **self._settings_for_trl()):
             rows = trl_method(inputs)
-        if "importance_sampling_ratio" in rows:
-            # Computed by one function, as in each update: in a mode of TRL the weights are TRL's.
+        draft.drop(earlier, trainers)
+        if "importance_sampling_ratio" in rows and geometric:
+            # TRL's weights and their metrics are those of token_truncate.
             settings = loss_settings(trainer, self.settings)
             logps = rows["old_per_token_logps"], rows["sampling_per_token_logps"]
             rows["importance_sampling_ratio"] = correction.sampler_weights(*logps, loss_mask(rows), settings)
-            # In the geometric mode, TRL's metrics are those of token_truncate.
-            for name in metrics.TRL_WEIGHTS if geometric else ():
+            for name in metrics.TRL_WEIGHTS:
                 draft.log.pop(name)
         for name in {*metrics.PHASES} & {*draft.log}:
             log[name] += draft.log.pop(name)
         # TRL's count includes the tokens of earlier draws, so it replaces their count.
-        log |= {metrics.TOKENS: draft.log.pop(metrics.TOKENS)} if metrics.TOKENS in draft.log else {}
+        if tokens := draft.log.pop(metrics.TOKENS, None):
+            log[metrics.TOKENS] = tokens
         local, size = self.ranks.local(len(inputs)), self.grader.group_size
+        self._agree_on_patch(rows["advantages"].tolist() == draft.table["advantages"][local])
         # TRL's sampler repeats each prompt ``size`` times in a row, and its gather keeps the order of ranks.
         groups = [first + row // size for row in range(local.start, local.stop)]
         tensors = {**rows, "group": torch.tensor(groups, device=rows["advantages"].device)}
         rewards = draft.rewards(trainer.reward_func_names)
         trl_advantages = torch.tensor(draft.table["advantages"], dtype=torch.float32)
-        rollout = Rollout(tensors, rewards, trl_advantages, None, draft.columns(), dict(draft.log))
+        added = {name: values for name, values in draft.log.items() if values}
+        rollout = Rollout(tensors, rewards, trl_advantages, None, draft.columns(), added)
         return self.grader.gather_explained(rollout, inputs)
 
     def _settings_for_trl(self) -> dict[str, Any]:
@@ -153,6 +204,23 @@ class RolloutMaker:
             # TRL raises for this mode, which only correction.py has.
             "vllm_importance_sampling_mode": "token_truncate" if mode == correction.GEOMETRIC else mode,
         }
+
+    def _agree_on_patch(self, unchanged: bool) -> None:
+        """Find out if a patch of TRL's method has changed the advantages. All ranks call this.
+
+        ``unchanged``: the method returns the advantages that are in its table. Raises `ConfigError` if the settings ask
+        for other advantages than TRL's.
+        """
+        was, self.patched = self.patched, not agree_on_all(unchanged)
+        if not self.patched:
+            return
+        for name in ("resample_groups", "train_completions", "baseline", "advantage_eps", "scale_rewards"):
+            value = getattr(self.trainer if name == "scale_rewards" else self.settings, name)
+            if value != {**TRL_EQUAL, **self._settings_for_trl()}[name]:
+                remedy = f"override the method in a subclass of MathGRPOTrainer, or leave {name} out"
+                raise ConfigError(name, value, f"does not work with a patch of {PATCHED}", remedy)
+        if not was:
+            logger.warning(f"A patch of {PATCHED} has changed the advantages: they are trained on.")
 
     def _with_advantages(self, rollout: Rollout) -> Rollout:
         """Set the advantages from the rewards. All ranks call this."""

@@ -393,8 +393,11 @@ class MathGRPOTrainer(GRPOTrainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
             return values
         sampler = getattr(getattr(self, "vllm_generation", None), "sampler", None)
+        # A reward function may call this method: its completions are not those of the rollout in progress.
+        logs = self.grpo_math.rollouts.table or self._logs
         # The seeds of training continue as if nothing had been evaluated.
-        with replaced(sampler, sampled=sampler.sampled) if isinstance(sampler, ServerSampler) else nullcontext():
+        seeds = replaced(sampler, sampled=sampler.sampled) if isinstance(sampler, ServerSampler) else nullcontext()
+        with replaced(self, _logs=logs), seeds:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:

@@ -7,7 +7,9 @@ import torch
 from datasets import Dataset
 from small_trainers import KINDS, letters, make, relative, weights
 from small_vision import images, small_llava
+from trl import GRPOTrainer
 
+from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -90,6 +92,85 @@ def test_two_reward_functions_of_one_name_are_logged_as_trl_logs_them(trains, n,
         rollouts.append(rollout_of(trainer, INPUTS[:n]))
     same_as_trl(*rollouts)
     assert len(rollouts[0][1]["prompt"]) == 8
+
+
+def test_a_reward_reads_the_metrics_and_completions_of_earlier_steps(ours):
+    seen, ends, trainers = {kind: [] for kind in KINDS}, [], []
+
+    def reads(completions, trainer_state, **columns):
+        kind, trainer = list(KINDS)[len(trainers) - 1], trainers[-1]
+        values, last = trainer._metrics["train"], trainer._logs["completion"]
+        seen[kind].append(([*values["reward"]], [*last], [*trainer._logs["rewards"]["reads"]], [*values["own"]]))
+        values["own"] = [float(len(values["reward"]))]  # in place of the last one, as TRL counts tokens
+        return [float(text in last or len(text) % 3) for text in completions]
+
+    for kind in KINDS:
+        trainers.append(ours(reads, folder=kind, **KINDS[kind], max_steps=3, logging_steps=3))
+        trainers[-1].train()
+        ends.append((weights(trainers[-1].model), trainers[-1].state.log_history[0]["own"]))
+    assert seen["ours"] == seen["trl"]
+    assert [len(rewards) for rewards, *_ in seen["trl"]] == [0, 1, 2]
+    assert relative(ends[0][0], ends[1][0]) < 1e-6
+    assert ends[0][1] == ends[1][1] == 2.0
+
+
+def test_a_reward_that_evaluates_gets_the_completions_of_its_own_rollout(ours):
+    rollouts, trainers = [], []
+
+    def evaluates(completions, **columns):
+        if trainers[-1].model.training:
+            trainers[-1].evaluate()
+            trainers[-1].model.train()
+        return letters(completions)
+
+    rows = {"eval_dataset": Dataset.from_list(INPUTS[:8]), "per_device_eval_batch_size": 8, "num_generations_eval": 2}
+    for kind in ("ours", "trl"):
+        trainers.append(ours(evaluates, folder=kind, **rows, **KINDS[kind]))
+        trainers[-1].model.train()
+        rollouts.append(rollout_of(trainers[-1], INPUTS[:8]))
+        assert trainers[-1].state.log_history
+    same_as_trl(*rollouts)
+    assert len(rollouts[0][1]["extra"]["group"]) == 8
+
+
+def positive(rows):
+    return rows["advantages"].clamp(min=0) * 3
+
+
+# What a patch of TRL's method returns as advantages, and settings of ours.
+PATCHES = {
+    "a shape": (positive, {}),
+    "an advantage of each token": (lambda rows: positive(rows)[:, None] * rows["completion_mask"], {}),
+    "no change": (lambda rows: rows["advantages"], {"baseline": "leave_one_out"}),
+    "another baseline": (positive, {"baseline": "leave_one_out"}),
+    "another eps": (positive, {"advantage_eps": 1e-6}),
+    "another scale": (positive, {"scale_rewards": "mean"}),
+    "few completions": (positive, {"train_completions": 2}),
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patch_of_trls_class_that_changes_advantages_is_trained_on_or_refused(patch, ours, monkeypatch, caplog):
+    reshape, settings = PATCHES[patch]
+    generate = GRPOTrainer._generate_and_score_completions
+
+    def patched(self, inputs):
+        rows = generate(self, inputs)
+        return {**rows, "advantages": reshape(rows)}
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", patched)
+    trainer = ours(one, folder="ours", max_steps=2, **settings)
+    line = "A patch of GRPOTrainer._generate_and_score_completions has changed the advantages"
+    if settings and reshape is positive:
+        with pytest.raises(ConfigError, match=r"does not work with a patch of .*_generate_and_score_completions"):
+            trainer.train()
+        return
+    trainer.train()
+    assert caplog.text.count(line) == (not settings)
+    if not settings:
+        trl = ours(one, folder="trl", max_steps=2, **KINDS["trl"])
+        trl.train()
+        assert relative(weights(trainer.model), weights(trl.model)) < 1e-6
 
 
 def test_the_column_reward_is_what_a_subclass_made_of_the_rewards(ours):

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
-from small_trainers import grades, logps_of, problems, relative, results_of, weights
+from small_trainers import KINDS, grades, logps_of, problems, relative, results_of, weights
 from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import GRPOTrainer
 
 from grpo_math import MathGRPOConfig, MathGRPOTrainer, evaluate
+from grpo_math.algorithm.correction import sampler_weights
 from grpo_math.algorithm.resample import Resampler
 from grpo_math.errors import ConfigError, RewardError
 from grpo_math.grading import Grade, Verdict, grade_batch
@@ -23,6 +23,7 @@ from grpo_math.system.collectives import Ranks
 from grpo_math.trainer import grader as module
 from grpo_math.trainer import run_files
 from grpo_math.trainer.grader import Grader
+from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.reward_funcs import check_gold_answers
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
@@ -542,14 +543,38 @@ def test_the_weights_of_trls_modes_are_trls_to_the_bit(ours, chars):
     trainer = ours(rollout_func=sampled_apart(chars, lambda i: noise[i]), **bounds)
     corrects(trainer)
     trainer.model.train()
-    of_trl = []
-
-    def trl_method(inputs):
-        rows = GRPOTrainer._generate_and_score_completions(trainer, inputs)
-        of_trl.append(rows.pop("importance_sampling_ratio"))
-        return {**rows, "importance_sampling_ratio": None}
-
     for trainer.vllm_importance_sampling_mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"):
-        rows = trainer.grpo_math.rollouts.gather_rows(trl_method, [{**row} for row in ROWS for _ in range(4)])
-        assert torch.equal(rows["importance_sampling_ratio"], of_trl[-1])
-        assert len(of_trl[-1].unique()) > 2
+        rows = trainer._generate_and_score_completions([{**row} for row in ROWS for _ in range(4)])
+        logps = rows["old_per_token_logps"], rows["sampling_per_token_logps"]
+        weights = sampler_weights(*logps, rows["completion_mask"], loss_settings(trainer, trainer.args))
+        assert torch.equal(rows["importance_sampling_ratio"], weights)
+        assert len(weights.unique()) > 2
+
+
+def halved(kind):
+    """A trainer that halves TRL's weights of tokens."""
+
+    def _generate_and_score_completions(self, inputs):
+        rows = super(trainer_class, self)._generate_and_score_completions(inputs)
+        return {**rows, "importance_sampling_ratio": rows["importance_sampling_ratio"] / 2}
+
+    trainer_class = type("Halved", (kind,), {"_generate_and_score_completions": _generate_and_score_completions})
+    return trainer_class
+
+
+def test_a_subclass_may_change_the_weights_that_correct_for_vllm(ours, chars):
+    ends = []
+    for name, halves in (("ours", True), ("trl", True), ("trl", False)):
+        kind = KINDS[name]["trainer_class"]
+        trainer = ours(
+            rollout_func=sampled_apart(chars, lambda i: torch.full((3,), 0.1 * i)),
+            max_steps=1,
+            config_class=KINDS[name]["config_class"],
+            trainer_class=halved(kind) if halves else kind,
+        )
+        corrects(trainer)
+        before = weights(trainer.model)
+        trainer.train()
+        ends.append(weights(trainer.model) - before)
+    assert relative(ends[0], ends[1]) < 1e-5
+    assert relative(ends[2], ends[1]) > 0.5
