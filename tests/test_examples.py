@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from trl.chat_template_utils import qwen3_chat_template
 
 from grpo_math.grading import Grade, Verdict
 
+BWRAP = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
+NEEDS_BWRAP = pytest.mark.skipif(
+    not shutil.which("bwrap") or subprocess.run(BWRAP, capture_output=True).returncode != 0,
+    reason="bubblewrap is not installed, or cannot start here",
+)
+
 
 def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     options = ["--model", tiny(), "--max_steps", "1", "--output_dir", str(tmp_path / "run")]
@@ -28,24 +35,63 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
 
 
 @pytest.mark.full
-def test_the_script_with_an_environment_trains_and_evaluates_held_out_equations(tiny, tokenizer, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "logged", "end"),
+    [
+        ("environment", "Equation 0", "mean reward of 64 held-out equations: 0.00"),
+        pytest.param("python_tool", "gsm8k 0", "mean reward of 64 held-out problems: 0.00", marks=NEEDS_BWRAP),
+    ],
+)
+def test_a_script_with_tools_trains_and_evaluates_held_out_problems(script, logged, end, tiny, tokenizer, tmp_path):
     model = shutil.copytree(tiny(), tmp_path / "model")
     tools = copy.deepcopy(tokenizer)
     tools.chat_template = qwen3_chat_template
     tools.save_pretrained(model)
     options = ["--model", str(model), "--max_steps", "1", "--max_completion_length", "8"]
     output = run(
-        [sys.executable, "examples/environment.py", *options, "--output_dir", str(tmp_path / "run")],
+        [sys.executable, f"examples/{script}.py", *options, "--output_dir", str(tmp_path / "run")],
         CUDA_VISIBLE_DEVICES="",
     )
-    assert re.search(r"^step 1 +reward 0, .*Equation 0", output, re.MULTILINE)
-    assert output.strip().endswith("mean reward of 64 held-out equations: 0.00")
+    assert re.search(rf"^step 1 +reward 0, .*{logged}", output, re.MULTILINE)
+    assert output.strip().endswith(end)
+    assert '"tools/call_frequency": 0.0' in (tmp_path / "run/history.jsonl").read_text()
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@NEEDS_BWRAP
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("print(17 * 23)", "391"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import os; print(os.environ.get('SECRET'))", "None"),
+        ("print('SECRET' in open('/proc/1/environ').read())", "False"),
+        ("open('/usr/share/x', 'w')", "Read-only file system: '/usr/share/x'"),
+        ("open('/etc/passwd')", "No such file or directory: '/etc/passwd'"),
+        ("import socket; socket.create_connection(('127.0.0.1', PORT))", "Connection refused"),
+        ("'a' * 10**10", "MemoryError"),
+        ("while True: print('a' * 1000)", "a" * 100),
+        ("while True: pass", "TimeoutExpired"),
+        ("\0", "ValueError"),
+    ],
+)
+def test_a_program_of_the_example_reaches_nothing_but_its_output(program, printed, monkeypatch):
+    tool, server = example("python_tool"), AnsweringHTTP()
+    tool.SECONDS = 1.0 if program == "while True: pass" else 30.0
+    monkeypatch.setenv("SECRET", "x")
+    text = tool.python(program.replace("PORT", str(server.port)))
+    server.stop()
+    assert text.rstrip().endswith(printed)
 
 
 def test_the_environment_of_the_example_pays_a_solution_and_takes_a_fifth_for_each_hint():
-    spec = importlib.util.spec_from_file_location("environment", ROOT / "examples/environment.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = example("environment")
     for row in module.problems(range(20)):
         equation, x = module.Equation(), row["solution"]
         equation.reset(**row)
