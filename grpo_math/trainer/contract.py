@@ -1,9 +1,8 @@
 """The parts of TRL and transformers that this package relies on, compared with versions that were not tested.
 
 `MathGRPOTrainer` overrides private methods, which may change in any release. contract.json has a `Table` for each minor
-version with which the tests passed. `python -m grpo_math.trainer.contract` adds those of the installed versions: run it
-when all tests have passed. A tested version is not read, and another is read as text: importing a package in which a
-name has moved would be a traceback.
+version with which the tests passed, which tests/contract_table.py writes. A tested version is not read, and another is
+read as text: importing a package in which a name has moved would be a traceback.
 """
 
 import ast
@@ -24,16 +23,8 @@ from grpo_math.run.metrics import METRICS
 from grpo_math.system.machine import versions
 
 FILE = Path(__file__).with_name("contract.json")
-PACKAGE = Path(__file__).parents[1]
-# The functions of the first packages are hashed. The others only have to have the names.
-HASHED, NAMED = ("trl", "transformers"), ("accelerate", "peft", "huggingface_hub")
-# Names that are replaced or subclassed in a module that does not define them for us alone.
-REPLACED = {
-    *("trl.trainer.grpo_trainer.GRPOTrainer", "trl.trainer.grpo_trainer.VLLMGeneration"),
-    *("trl.trainer.grpo_trainer.create_model_from_path", "trl.trainer.base_trainer._BaseTrainer"),
-    *("trl.generation.vllm_generation.VLLMClient", "trl.generation.vllm_generation.LLM"),
-    *("transformers.trainer.Trainer", "transformers.generation.utils.GenerationMixin"),
-}
+# The functions of these packages are hashed. The others only have to have the names.
+HASHED = ("trl", "transformers")
 # This package has its own code for these: a change of TRL would have no effect, without an error.
 COPIED = {
     *("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask"),
@@ -178,7 +169,7 @@ def stored() -> dict[str, dict[str, Table]]:
 
 
 def read(package: str, needed: list[str]) -> Table:
-    """Return the table of the installed version. ``needed``: that of a table, or of `use`."""
+    """Return the table of the installed version. ``needed``: that of a table, or all names that may be used."""
     imported = [name.rpartition(".") for name in needed if name.startswith(f"{package}.")]
     modules, names = ({parts[index] for parts in imported} for index in (0, 2))
     present, functions, literals = set[str](), dict[str, str](), set[Any]()
@@ -247,46 +238,3 @@ def digest(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     lines = source.splitlines()
     code = [re.sub(r"(^|\s)#.*", "", lines[n - 1]).rstrip() for n in numbers]
     return hashlib.sha256("\n".join(filter(None, code)).encode()).hexdigest()[:12]
-
-
-@cache
-def use() -> list[str]:
-    """Return what the source of this package may need, by the name that a table has for it.
-
-    Too much, such as attributes of our own: `read` keeps what the other package has.
-    """
-    names = {*REPLACED}
-    # A notebook's progress bar, which replaces transformers' alone.
-    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "trainer/notebook.py"}:
-        source = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(source)):
-            # Names of a package itself are public.
-            if isinstance(node, ast.ImportFrom) and "." in (node.module or ""):
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-            elif isinstance(node, ast.FunctionDef):
-                names |= {f"{node.name}({argument})" for argument in ["", *arguments_of(node)]}
-                # ``kwargs["name"]`` in a method that passes its arguments on.
-                keys = re.findall(r"kwargs\['(\w+)'\]", ast.unparse(node))
-                names |= {f"{node.name}({key})" for key in keys}
-            elif isinstance(node, ast.Call):
-                name = getattr(node.func, "id", getattr(node.func, "attr", None))
-                names |= {f"{name}({keyword.arg})" for keyword in node.keywords}
-        if path.parent.name == "trainer":
-            names |= {f"trainer.{name}" for name in re.findall(r"(?:trainer|self)\.(\w+)", source)}
-            names |= {f"trainer.{name}" for name in re.findall(r'^    "(\w+)",$', source, re.MULTILINE)}
-    return sorted(names)
-
-
-if __name__ == "__main__":
-    known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    known = {package: known.get(package, {}) for package in (*HASHED, *NAMED)}
-    used = use()
-    for package, tables in known.items():
-        now = read(package, used)
-        new = {*now.needed}.difference(*(table["needed"] for table in tables.values()))
-        for table in tables.values():
-            # The tests with the other versions show if these have the new names, too.
-            table["needed"] = sorted({*table["needed"]} & {*used} | new)
-        tables[minor(versions()[package])] = now._asdict()
-        known[package] = dict(sorted(tables.items(), key=lambda item: Version(item[0])))
-    FILE.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

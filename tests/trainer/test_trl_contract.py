@@ -4,6 +4,7 @@ import inspect
 import re
 from dataclasses import fields
 
+import contract_table
 import pytest
 import torch
 import transformers.trainer
@@ -54,12 +55,12 @@ def untested(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("package", contract.stored())
 def test_the_table_has_what_we_use_and_the_installed_version_is_as_the_table_says(package):
-    """If it fails and all other tests pass: `python -m grpo_math.trainer.contract`."""
+    """If it fails and all other tests pass: `python tests/contract_table.py`."""
     tables, version = contract.stored()[package], contract.versions()[package]
     table = tables[contract.minor(version)]
     found = contract.compare(package, version, {version: table})
     assert (found.gone, found.changed, found.fields) == ([], [], [])
-    used = contract.read(package, contract.use())
+    used = contract.read(package, contract_table.use())
     assert {*used.needed} - {name for one in tables.values() for name in one.needed} == set()
     assert {*used.functions} <= {*table.functions}
 
