@@ -152,7 +152,7 @@ def check(setup: Setup) -> Iterator[Finding]:
         remedy = "grpo-math audit RECIPE --write_clean FILE leaves them out"
         yield Finding("error", f"{message}; the first is {next(iter(lost.values()))}", remedy)
     words = [f"{count} {kind}" for kind, count in Counter(one.check for _, one in faults).most_common()]
-    if common := most_common([row["answer"] for row in rows]):
+    if common := most_common([str(row["answer"]) for row in rows]):
         count, answer = common["count"], common["answer"]
         if count < NEARLY_ALL * len(rows):
             words += [f"{count} gold answers are {answer!r}"]

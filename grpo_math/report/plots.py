@@ -77,9 +77,9 @@ class Curve(NamedTuple):
     """``n`` are the problems behind each point of an accuracy, if they are known. A line joins ``joined`` points."""
 
     label: str
-    steps: list[float]
-    values: list[float]
-    n: list[float]
+    steps: Sequence[float]
+    values: Sequence[float]
+    n: Sequence[float]
     joined: bool = True
 
 
