@@ -6,6 +6,7 @@ nvidia-smi lists the GPUs, so torch is not imported.
 import importlib.util
 import os
 import shutil
+import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,7 +26,7 @@ from grpo_math.planner import memory
 from grpo_math.planner.settings import NotPlanned, resolve
 from grpo_math.run import checkpoints, resume
 from grpo_math.run.files import existing, unwritable
-from grpo_math.settings.accelerate import deepspeed_config
+from grpo_math.settings.accelerate import OFFLOAD, deepspeed_config
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system import gpus, machine
 from grpo_math.system.gpus import capabilities, count_and_gb
@@ -144,6 +145,32 @@ def launched(setup: Setup) -> None:
 def in_deepspeed(setup: Setup) -> bool:
     by_accelerate = setup.accelerate.get("distributed_type") == "DEEPSPEED" or machine.launched_with("DEEPSPEED")
     return bool(setup.settings.deepspeed) or by_accelerate
+
+
+def compilers(setup: Setup) -> Iterator[Finding]:
+    """A GPU run has what compiles code at its first use: Triton for any GPU, and DeepSpeed if it offloads."""
+    if setup.on_cpu or not count_and_gb()[0]:
+        return
+    config = deepspeed_config(setup.settings.deepspeed, setup.accelerate_config) or {}
+    zero = config.get("zero_optimization", {})
+    offloads = any((zero.get(part) or {}).get("device", "none") != "none" for part in OFFLOAD)
+    missing = [] if _program("CC", "gcc", "clang") else ["a C compiler"]
+    if offloads and not _program("CXX", "c++"):
+        missing += ["a C++ compiler"]
+    # Debian's own scheme has another folder. Triton takes this one, too.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    if not Path(sysconfig.get_path("include", scheme), "Python.h").exists():
+        missing += ["Python.h"]
+    if missing:
+        who = "Triton and DeepSpeed compile" if offloads else "Triton compiles"
+        message = f"training on a GPU needs {' and '.join(missing)}, with which {who} code at the first use"
+        yield Finding("error", message, "install build-essential and python3-dev, or set CC and CXX")
+
+
+def _program(variable: str, *usual: str) -> bool:
+    """Return True if the compiler that an environment variable names, or a usual one without it, is installed."""
+    named = os.environ.get(variable)
+    return any(map(shutil.which, [named] if named else usual))
 
 
 def compilation(setup: Setup) -> Iterator[Finding]:

@@ -57,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     Check("gpus", check_machine.usable_gpus, EARLY),
     Check("number_format", check_machine.number_formats, EARLY),
     Check("deepspeed", check_machine.launched, START),
+    Check("compilers", check_machine.compilers, EARLY),
     Check("compilation", check_machine.compilation, EARLY),
     Check("problems", check_rewards.problems, EARLY),
     Check("output_dir", check_machine.output_dir, EARLY),

@@ -96,11 +96,15 @@ class Setup:
         return self.launched
 
     @property
+    def accelerate_config(self) -> Mapping[str, Any]:
+        """The accelerate config of the run, or the one that `grpo-math train` chooses; {} without one."""
+        return self.accelerate or (self.plan[0] if self.plan else {})
+
+    @property
     def has_copy(self) -> bool:
         """True if DeepSpeed or FSDP trains a float32 copy of 16-bit weights."""
         s = self.settings
-        config = self.accelerate or (self.plan[0] if self.plan else {})
-        by_config = config.get("distributed_type") in WITH_COPY
+        by_config = self.accelerate_config.get("distributed_type") in WITH_COPY
         return bool(s.deepspeed or s.fsdp or by_config or any(map(launched_with, WITH_COPY)))
 
     @cached_property

@@ -287,6 +287,30 @@ CASES: dict[str, list[tuple[list[str], dict, list[str]]]] = {
         (["--fsdp", "full_shard"], {"gpus": [], "accelerate": {"num_processes": 1}}, []),
         (["--fsdp", "full_shard"], {"gpus": [], "env": {"RANK": "0"}}, []),
     ],
+    "compilers": [
+        (GPU, {"gpus": [8.0]}, []),
+        (["--use_cpu"], {"gpus": [8.0], "env": {"CC": "/nowhere/cc"}}, []),
+        (GPU, {"gpus": [], "env": {"CC": "/nowhere/cc"}}, []),
+        (
+            GPU,
+            {"gpus": [8.0], "env": {"CC": "/nowhere/cc"}},
+            ["error: training on a GPU needs a C compiler, with which Triton compiles code at the first use. Remedy"],
+        ),
+        (
+            GPU,
+            {"gpus": [8.0], "include": "/nowhere"},
+            ["error: training on a GPU needs Python.h, with which Triton compiles code"],
+        ),
+        ([*GPU, "--deepspeed", "deepspeed/zero2.json"], {"gpus": [8.0], "env": {"CXX": "/nowhere/c++"}}, []),
+        *(
+            (
+                [*GPU, *words],
+                {"gpus": [8.0], "env": {"CXX": "/nowhere/c++"}, "accelerate": accelerate},
+                ["error: training on a GPU needs a C++ compiler, with which Triton and DeepSpeed compile code"],
+            )
+            for words, accelerate in ((["--deepspeed", "deepspeed/zero2_offload.json"], {}), ([], OFFLOAD))
+        ),
+    ],
     "compilation": [
         (
             ["--deepspeed", "deepspeed/zero2_offload.json"],
@@ -834,6 +858,7 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
         "gpu": (gpus, "visible_gpus"),
         "unusable": (gpus, "unusable"),
         "disk": (check_machine.shutil, "disk_usage"),
+        "include": (check_machine.sysconfig, "get_path"),
     }
     for name in replaced.keys() & world.keys():
         monkeypatch.setattr(*replaced[name], lambda *arguments, name=name: world[name])
