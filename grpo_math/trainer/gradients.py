@@ -1,8 +1,12 @@
-"""Prepare a model's gradients for training: unused parameters, 4 bit on a CPU."""
+"""Prepare a model's gradients for training: frozen and unused parameters, 4 bit on a CPU."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_math.errors import ConfigError
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.config import MathGRPOConfig
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
 def keep_4bit_gradients(model: Any) -> None:
@@ -36,3 +40,18 @@ def has_unused_parameters(model: Any, args: Any, processes: int) -> bool:
             "set use_reentrant to false",
         )
     return unused and not reentrant
+
+
+def refuse_frozen(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
+    """Raise `ConfigError` if no parameter of the optimizer requires a gradient: nothing would be trained."""
+    parameters = [one for group in trainer.optimizer.param_groups for one in group["params"]]
+    # ZeRO-3 empties its groups between steps, and an optimizer that steps in each backward pass has a dummy.
+    if trainer.is_deepspeed_enabled or settings.steps_in_backward:
+        parameters = list(trainer.model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ConfigError(
+            "model",
+            type(trainer.accelerator.unwrap_model(trainer.model)).__name__,
+            "is frozen: no parameter of the optimizer requires a gradient",
+            "load an adapter with PeftModel.from_pretrained(..., is_trainable=True), or unfreeze weights",
+        )

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from accelerate.logging import get_logger
-
 from grpo_math.algorithm.losses import LossSettings
 from grpo_math.errors import ConfigError
 from grpo_math.settings.own import TrainerFields
@@ -15,8 +13,6 @@ from grpo_math.settings.own import TrainerFields
 if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.trl_trainer import TrlTrainer
-
-logger = get_logger(__name__)
 
 # TRL reads these from the trainer. A callback may change them, as it may change an argument.
 ATTRIBUTES = (
@@ -93,13 +89,12 @@ def exceeds_trl_loss(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> bool:
     )
 
 
-def refuse_images_with_added_terms(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> None:
-    """Raise `ConfigError` if a model with images, whose loss TRL computes, needs a term that TRL lacks."""
+def refuse_added_terms(trainer: "TrlTrainer", settings: "MathGRPOConfig", cause: str) -> None:
+    """Raise `ConfigError` if the loss needs a term that TRL's lacks. ``cause``: why TRL computes the loss."""
     if exceeds_trl_loss(trainer, settings):
         raise ConfigError(
             "surrogate",
             settings.surrogate,
-            "does not work with images, of which TRL computes the loss",
+            f"does not work with {cause}",
             "use clip, with kl_estimator k3, another loss_type than prompt_mean, and without train_completions",
         )
-    logger.warning("TRL computes the loss, because the model has images.")

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.logging import get_logger
 from torch import Tensor
 
 from grpo_math.algorithm.loss_inputs import Normalizers, loss_inputs
 from grpo_math.algorithm.loss_metrics import LossMetrics, StepResult
 from grpo_math.algorithm.losses import Loss, compute_loss
 from grpo_math.algorithm.rows import Rows, loss_mask
+from grpo_math.packing.altered import LIBRARIES
 from grpo_math.packing.micro_batches import MicroBatch, OptimizerStep, TrainingStep, UpdatePlanner, accumulate
 from grpo_math.run import metrics
 from grpo_math.run.speed_ups import switched_off
@@ -27,7 +29,7 @@ from grpo_math.trainer.loss_settings import (
     exceeds_trl_loss,
     loss_settings,
     micro_batch_terms,
-    refuse_images_with_added_terms,
+    refuse_added_terms,
     update_entropy_coef,
 )
 from grpo_math.trainer.meter import StepMeter
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from grpo_math.trainer.config import MathGRPOConfig
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
+logger = get_logger(__name__)
 # Methods that get an update's rows.
 ROW_METHODS = (
     *("training_step", "_prepare_inputs", "compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"),
@@ -64,7 +67,8 @@ class Updates:
             unused = gradients.has_unused_parameters(trainer.model, trainer.args, ranks.num_processes)
             accelerator.ddp_handler.find_unused_parameters = unused
         if scorer.has_images:
-            refuse_images_with_added_terms(trainer, settings)
+            refuse_added_terms(trainer, settings, "images, of which TRL computes the loss")
+            logger.warning("TRL computes the loss, because the model has images.")
         self.dry_run_due = largest_batch.dry_run_enabled(settings, accelerator)
         self.reset()
 
@@ -75,6 +79,7 @@ class Updates:
         # The training steps that are planned together, and the current one. Empty and None with TRL's rows.
         self.planned: list[TrainingStep] = []
         self.current: TrainingStep | None = None
+        self.is_first = True
 
     @property
     def _keeps_trl_rows(self) -> bool:
@@ -84,7 +89,9 @@ class Updates:
 
     @property
     def _keeps_trl_batches(self) -> bool:
-        return self.scorer.packed is None or self._keeps_trl_rows or bool(micro_batch_terms(self.trainer))
+        if sees_passes(self.trainer) or self._keeps_trl_rows:
+            return True
+        return self.scorer.packed is None or bool(micro_batch_terms(self.trainer))
 
     # An optimizer step: methods in the order in which TRL calls them
 
@@ -94,6 +101,10 @@ class Updates:
         All ranks call this.
         """
         trainer = self.trainer
+        # Not before `train`, because a script may unfreeze parameters, in a callback, too.
+        if self.is_first:
+            self.is_first = False
+            gradients.refuse_frozen(trainer, self.settings)
         self.scorer.agree_to_pack()
         splits = not self._keeps_trl_batches
         # Not in the constructor, because `train` prepares the model.
@@ -178,6 +189,8 @@ class Updates:
         """
         if not isinstance(inputs, TrainingStep):
             # Images, or a method of a script: TRL's loss, unless it lacks a term.
+            if is_foreign(trl_method):
+                refuse_added_terms(self.trainer, self.settings, "a patch of GRPOTrainer._compute_loss")
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
                 return trl_method(model, inputs)
             # An evaluation, or an update whose rows a method of a script gets.
@@ -289,3 +302,11 @@ def sees_rows(trainer: "TrlTrainer") -> bool:
     if others and trainer.grpo_math.settings.pack_updates:
         switched_off("shared updates", f"{type(trainer).__name__} overrides {', '.join(others)}")
     return bool(others)
+
+
+def sees_passes(trainer: "TrlTrainer") -> bool:
+    """Return True if a script has replaced ``accelerator.backward``: it may change the gradient of each pass."""
+    replaced = is_foreign(trainer.accelerator.backward, LIBRARIES)
+    if replaced and trainer.grpo_math.settings.pack_updates:
+        switched_off("shared updates", "a script has replaced accelerator.backward")
+    return replaced

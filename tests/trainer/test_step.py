@@ -9,12 +9,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from accelerate import Accelerator
+from peft import LoraConfig, PeftModel, get_peft_model
 from small_generation import of_library
 from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
 from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import GRPOTrainer
 
 from grpo_math.algorithm.loss_metrics import LossMetrics
-from grpo_math.errors import UserError
+from grpo_math.errors import ConfigError, UserError
 from grpo_math.run import metrics
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -168,3 +171,51 @@ def test_an_optimizer_that_steps_in_each_backward_pass_leaves_no_rows_to_regroup
     model = AutoModelForCausalLM.from_pretrained(small)
     next(model.parameters()).register_post_accumulate_grad_hook(lambda weight: None)
     assert ours(model=model).grpo_math.scorer.packed is None
+
+
+@pytest.mark.parametrize("owner", ["an accelerator", "its class"])
+def test_a_script_that_replaces_backward_gets_the_passes_of_trl(owner, ours, monkeypatch, caplog):
+    passes = []
+
+    def backward(loss, **kwargs):
+        passes.append(loss)
+        loss.backward(**kwargs)
+
+    trainer = ours(**AS_TRL)
+    if owner == "its class":
+        monkeypatch.setattr(Accelerator, "backward", lambda self, loss, **kwargs: backward(loss, **kwargs))
+    else:
+        trainer.accelerator.backward = backward
+    trainer.train()
+    assert len(passes) == SMALL["gradient_accumulation_steps"] * STEPS["max_steps"]
+    assert caplog.text.count("Switched off: shared updates: a script has replaced accelerator.backward;") == 1
+
+
+@pytest.mark.parametrize("unfrozen", [None, "before", "in a callback"])
+def test_a_frozen_adapter_is_refused_when_training_begins(unfrozen, small, ours, tmp_path):
+    adapter = get_peft_model(AutoModelForCausalLM.from_pretrained(small), LoraConfig(target_modules=["q_proj"]))
+    adapter.save_pretrained(tmp_path / "adapter")
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(small), tmp_path / "adapter")
+    trainer = ours(model=model, max_steps=1, gradient_checkpointing=True)
+    if unfrozen == "before":
+        model.set_requires_grad("default")
+    elif unfrozen == "in a callback":
+        own = TrainerCallback()
+        own.on_train_begin = lambda *_, **__: model.set_requires_grad("default")
+        trainer.optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer.add_callback(own)
+    before = weights(model)
+    if unfrozen is None:
+        with pytest.raises(ConfigError, match="is frozen: no parameter of the optimizer requires a gradient"):
+            trainer.train()
+    else:
+        trainer.train()
+    assert torch.equal(weights(model), before) == (unfrozen is None)
+
+
+def test_a_patch_of_trls_loss_is_refused_with_a_loss_that_trl_lacks(ours, monkeypatch):
+    loss = GRPOTrainer._compute_loss
+    monkeypatch.setattr(GRPOTrainer, "_compute_loss", lambda *rows: loss(*rows) / 2)
+    ours(max_steps=1).train()
+    with pytest.raises(ConfigError, match=r"does not work with a patch of GRPOTrainer\._compute_loss"):
+        ours(max_steps=1, surrogate="reinforce").train()
