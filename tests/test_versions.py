@@ -47,10 +47,13 @@ def test_the_newest_versions_are_those_that_doctor_takes_for_tested():
     newest = pins("constraints-newest.txt")
     assert set(newest) == set(REQUIRED) - NOT_MOVED
     assert all(version in REQUIRED[name] for name, version in newest.items())
-    tested = {name: [*tables][-1] for name, tables in stored().items()} | NEWEST
-    tested = {canonicalize_name(name): version for name, version in tested.items()}
+    tested = {canonicalize_name(name): [*tables][-1] for name, tables in stored().items()}
     assert {name: tested[name] for name in tested if name in newest} == {
-        name: minor(str(version)) for name, version in newest.items() if name in tested
+        name: str(version) for name, version in newest.items() if name in tested
+    }
+    minors = {canonicalize_name(name): version for name, version in NEWEST.items()}
+    assert {name: minors[name] for name in minors if name in newest} == {
+        name: minor(str(version)) for name, version in newest.items() if name in minors
     }
 
 

@@ -81,14 +81,14 @@ def versions(setup: Setup) -> Iterator[Finding]:
 
 
 def untested_versions(setup: Setup) -> Iterator[Finding]:
-    """The installed packages are those that were tested, or the self-test has passed with them."""
-    if contract.passed().exists():
-        return
+    """The installed packages are those that were tested, or the self-test has tried what differs."""
+    has_passed = contract.passed().exists()
     for comparison in contract.untested():
-        if not comparison.gone:
-            level = "warning" if comparison.changed else "info"
-            yield Finding(level, comparison.line, f"grpo-math selftest, or {comparison.install}")
-    if newer := contract.newer():
+        left = comparison.without(contract.tried())
+        if not left.gone and (left.changed or not has_passed):
+            remedy = left.install if has_passed else f"grpo-math selftest, or {left.install}"
+            yield Finding("warning" if left.changed else "info", left.line, remedy)
+    if not has_passed and (newer := contract.newer()):
         yield Finding("warning", f"newer than tested: {', '.join(newer)}", "grpo-math selftest")
 
 

@@ -27,6 +27,21 @@ PROMPTS = ["3 + 4?", "Hello", "What is 12 + 5?", "x"]  # of different lengths
 ROWS = Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS])
 STEPS = {"max_steps": 3, "logging_steps": 1}
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+BASE: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "max_steps": 5,
+    "per_device_train_batch_size": 8,
+    "num_generations": 4,
+    "max_completion_length": 12,
+    "learning_rate": 0.05,
+    "optim": "sgd",
+    "max_grad_norm": 0.0,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "gradient_checkpointing": False,
+}
 # Trainers that end with the same weights: arguments of `make`.
 KINDS: dict[str, dict[str, Any]] = {
     "trl": {"trainer_class": GRPOTrainer, "config_class": GRPOConfig},
@@ -82,22 +97,7 @@ def rollout_with_tools(prompts: list[Any], trainer: Any) -> dict[str, Any]:
 
 
 def config(kind: type, folder: Any, **settings: Any) -> Any:
-    base = {
-        "use_cpu": True,
-        "bf16": False,
-        "max_steps": 5,
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 12,
-        "learning_rate": 0.05,
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-    }
-    return kind(str(folder), **{**base, **settings})
+    return kind(str(folder), **{**BASE, **settings})
 
 
 def make(

@@ -21,6 +21,7 @@ from trl import GRPOTrainer
 
 from grpo_math import algorithm, planner
 from grpo_math.checks.compared import (
+    BASE,
     KINDS,
     PROMPTS,
     ROWS,
@@ -90,6 +91,8 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"ours": {"max_tokens_per_micro_batch": 20}},
     "out of memory": {**SMALL, "loss_type": "grpo", "beta": 0.05, "ours": {"runs_out": True}},
 }
+# The fields of TRL's config that a check sets.
+FIELDS = {name for settings in (BASE, STEPS, *RUNS.values()) for name in settings}
 GRADED = (
     *(("72", "48 / 2 = 24. #### 72", "correct"), ("72", "#### 71", "wrong"), ("1/2", "#### 0.5", "correct")),
     *(("1,000", "#### 1000", "correct"), ("x^2", "\\boxed{x \\cdot x}", "correct"), ("72", "no idea", "unparseable")),

@@ -1,10 +1,11 @@
 """`grpo-math selftest`: train stock TRL and this package side by side on the installed versions, and compare.
 
 Needs no network, no data and no checkout. Run it after an update of torch, transformers or TRL, and on a new kind of
-GPU. After it has passed, a run warns no more about these versions (trainer/contract.py).
+GPU. After it has passed, a run warns no more about the functions that it has run (trainer/contract.py).
 """
 
 import argparse
+import cProfile
 import gc
 import io
 import logging
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 from grpo_math.errors import ConfigError, first_line
@@ -58,17 +59,22 @@ def run(args: argparse.Namespace) -> Answer:
     use_one_gpu()
     # These import torch and TRL, which takes seconds, and packages that print when they are imported.
     with redirect_stdout(sys.stderr):
-        from grpo_math.checks.selftest import CannotTrain, checks, in_float32
+        from grpo_math.checks.selftest import FIELDS, CannotTrain, checks, in_float32
 
     rows: list[dict[str, Any]] = []
-    trains = True
+    trains, profile = True, cProfile.Profile(subcalls=False, builtins=False)
     with tempfile.TemporaryDirectory() as folder, in_float32(), _quiet(), transformers_bars(0):
         for check in _chosen([*checks(folder, args.vllm)], args.only):
             if "training" in check.name and not trains:
                 continue
             started, measured, note = time.perf_counter(), math.inf, ""
             try:
-                with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
+                # The profile shows which of the functions that differ are run.
+                with (
+                    redirect_stdout(io.StringIO()) as output,
+                    redirect_stderr(output),
+                    profile if differences else nullcontext(),
+                ):
                     result = check.measure()
                 measured, note = result if isinstance(result, tuple) else (result, "")
             except CannotTrain as error:
@@ -89,7 +95,8 @@ def run(args: argparse.Namespace) -> Answer:
             if not args.json:
                 print(_line(row), flush=True)
     ok = all(row["ok"] for row in rows)
-    unsaved = _remember_pass() if ok and not args.only else ""
+    run = {entry.code.co_qualname for entry in profile.getstats() if not isinstance(entry.code, str)}
+    unsaved = _remember_pass(FIELDS | run) if ok and not args.only else ""
     installed = {name: versions()[name] for name in SHOWN if name in versions()}
     machine = hardware()
     device = machine.get("gpu") or f"CPU, {machine['threads']} threads"
@@ -110,11 +117,10 @@ def _chosen(checks: list[Any], word: str) -> list[Any]:
     return chosen
 
 
-def _remember_pass() -> str:
-    """End the warnings of runs. Return "", or words about a file that cannot be written."""
+def _remember_pass(tried: set[str]) -> str:
+    """End the warnings about what was tried. Return "", or words about a file that cannot be written."""
     try:
-        contract.passed().parent.mkdir(parents=True, exist_ok=True)
-        contract.passed().touch()
+        contract.remember(tried)
     except OSError as error:
         return f" (runs go on warning, because {error.filename} cannot be written: {error.strerror})"
     return ""

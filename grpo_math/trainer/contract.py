@@ -1,6 +1,6 @@
 """The parts of TRL and transformers that this package relies on, compared with versions that were not tested.
 
-`MathGRPOTrainer` overrides private methods, which may change in any release. contract.json has a `Table` for each minor
+`MathGRPOTrainer` overrides private methods, which may change in any release. contract.json has a `Table` for each
 version with which the tests passed, which tests/contract_table.py writes. A tested version is not read, and another is
 read as text: importing a package in which a name has moved would be a traceback.
 """
@@ -9,11 +9,13 @@ import ast
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Collection, Iterator
+from dataclasses import fields
+from functools import cache, lru_cache
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import catch_warnings
 
 from packaging.version import Version
 
@@ -28,8 +30,16 @@ HASHED = ("trl", "transformers")
 # This package has its own code for these: a change of TRL would have no effect, without an error.
 COPIED = {
     *("_compute_loss", "_get_per_token_logps_and_entropies", "get_off_policy_mask"),
-    *("get_gamma_weights", "sync_weights", "_sample", "_prefill", "nanstd"),
+    *("get_gamma_weights", "sync_weights", "_sample", "_prefill", "nanstd", "nanmin", "nanmax"),
 }
+# These are compared, too, though nothing fails without the names.
+ALSO_READ = {
+    *("trl.trainer.utils.nanstd", "trl.trainer.utils.nanmin", "trl.trainer.utils.nanmax"),
+    *("trl.trainer.base_config._BaseConfig", "transformers.training_args.TrainingArguments"),
+}
+# The fields of these classes, and of their bases, are settings.
+SETTINGS = ("GRPOConfig", "TrainingArguments")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 # The newest minor version of the other packages with which the tests passed (constraints-newest.txt; torch,
 # DeepSpeed and vLLM: constraints-vllm.txt).
 NEWEST = {
@@ -44,9 +54,9 @@ NEWEST = {
 
 
 class Table(NamedTuple):
-    """The parts of one minor version of a package that grpo_math relies on.
+    """The parts of one version of a package that grpo_math relies on.
 
-    ``needed``: ``module.name`` that is imported or replaced, ``trainer.attribute``, ``method(argument)``.
+    ``needed``: ``module.name`` that is imported or replaced, ``trainer.attribute``, ``Class.method(argument)``.
     ``functions``: a hash of the source of each. ``logged``: names of metrics. ``fields``: those of `GRPOConfig`, with
     the source of their defaults.
     """
@@ -77,7 +87,11 @@ class Comparison(NamedTuple):
 
     @property
     def install(self) -> str:
-        return f'pip install "{self.package}=={self.tested}.*"'
+        return f'pip install "{self.package}=={self.tested}"'
+
+    def without(self, tried: set[str]) -> "Comparison":
+        """Return the comparison without the changes of functions that the self-test has run."""
+        return self._replace(changed=[line for line in self.changed if line.partition(" ")[0] not in tried])
 
 
 def refuse() -> None:
@@ -88,23 +102,53 @@ def refuse() -> None:
 
 
 def warnings(args: Any) -> Iterator[str]:
-    """Yield a line for each version that differs, unless the self-test has passed with it. ``args``: a `GRPOConfig`.
-
-    A field that is set and that our loss does not know is warned about all the same.
-    """
+    """Yield lines for each version that differs, without what the self-test has tried. ``args``: a `GRPOConfig`."""
+    done = tried()
+    remedy = (
+        "`grpo-math selftest` has passed and does not run this. To be safe:" if done else "Run `grpo-math selftest`, or"
+    )
     for comparison in untested():
-        if comparison.changed and not passed().exists():
-            yield f"{comparison.line}. Run `grpo-math selftest`, or {comparison.install}."
-        defaults = {name: getattr(type(args), name, None) for name in comparison.fields}
-        if ignored := [name for name, default in defaults.items() if getattr(args, name, default) != default]:
-            new = f"new in {comparison.package} {comparison.version}"
-            yield f"{', '.join(ignored)}: {new}, and not known to grpo_math's loss."
+        left, name = comparison.without(done), f"{comparison.package} {comparison.version}"
+        if left.changed:
+            yield f"{left.line}. {remedy} {left.install}."
+        if new := set_by_user(args, left.fields):
+            yield f"{', '.join(new)}: new in {name}, and not known to grpo_math's loss."
+        known = [*stored()[comparison.package].values()][-1].fields.keys()
+        if done and comparison.changed and (untried := set_by_user(args, known - done)):
+            yield f"{', '.join(untried)}: set here, and `grpo-math selftest` has not tried it with {name}."
+
+
+def set_by_user(args: Any, names: Collection[str]) -> list[str]:
+    """Return those of these fields that do not have the value that `GRPOConfig` gives them if they are left out."""
+    config = next(kind for kind in type(args).__mro__ if kind.__name__ == "GRPOConfig")
+    # Some defaults follow from other fields. TRL refuses to be given this one and steps_per_generation.
+    left_out = {*names, "generation_batch_size"}
+    others = {one.name: getattr(args, one.name) for one in fields(config) if one.init and one.name not in left_out}
+    with catch_warnings(action="ignore"):
+        plain = config(**others) if names else args
+    return sorted(name for name in names if getattr(args, name, None) != getattr(plain, name, None))
 
 
 def passed() -> Path:
-    """Return the file that `grpo-math selftest` writes when it has passed with the installed versions."""
+    """Return the file that `grpo-math selftest` writes when it has passed with the installed versions.
+
+    It lists the functions that the self-test has run, and the fields of `GRPOConfig` that it has set.
+    """
     words = "-".join(f"{name}-{versions().get(name)}" for name in ("grpo_math", *stored(), *list(NEWEST)[:3]))
     return cache_dir() / "selftest" / words
+
+
+def remember(names: set[str]) -> None:
+    """Write the file of `passed`, with those of the names that a table has."""
+    tables = [table for tables in stored().values() for table in tables.values()]
+    known = names.intersection(name for table in tables for name in (*table.functions, *table.fields))
+    passed().parent.mkdir(parents=True, exist_ok=True)
+    passed().write_text("\n".join(sorted(known)), encoding="utf-8")
+
+
+def tried() -> set[str]:
+    """Return what the self-test has tried with the installed versions; nothing if it has not passed."""
+    return {*passed().read_text(encoding="utf-8").split()} if passed().exists() else set()
 
 
 def newer() -> list[str]:
@@ -127,7 +171,7 @@ def untested() -> list[Comparison]:
     comparisons = [
         compare(package, versions()[package], tables)
         for package, tables in stored().items()
-        if package in versions() and minor(versions()[package]) not in tables
+        if package in versions() and versions()[package] not in tables
     ]
     return [one for one in comparisons if one.gone or one.package in HASHED]
 
@@ -135,10 +179,15 @@ def untested() -> list[Comparison]:
 def compare(package: str, version: str, tables: dict[str, Table]) -> Comparison:
     """Compare the installed version with all that were tested: a function may be that of any of them."""
     newest = list(tables.values())[-1]
-    now = read(package, newest.needed)
-    needed = set.intersection(*(set(table.needed) for table in tables.values()))
+    now = read(package, newest.needed, newest.functions)
+    missing = set.intersection(*(set(table.needed) for table in tables.values())) - {*now.needed}
+    # One class that has the method is enough: the call of a method does not show the class.
+    methods = {name.rpartition(".")[2] for name in now.needed if "(" in name and "__init__" not in name}
     # A class first: its methods follow from it.
-    gone, changed = sorted(needed - {*now.needed}, key=lambda name: ("." not in name, name)), []
+    gone = sorted(
+        {name for name in missing if name.rpartition(".")[2] not in methods}, key=lambda name: ("(" in name, name)
+    )
+    changed = []
     for name in newest.functions:
         if now.functions.get(name) not in {table.functions.get(name) for table in tables.values()}:
             copy = ", and grpo_math has its own" * (name.rpartition(".")[2] in COPIED)
@@ -168,54 +217,81 @@ def stored() -> dict[str, dict[str, Table]]:
     return {package: {name: Table(**table) for name, table in tables.items()} for package, tables in content.items()}
 
 
-def read(package: str, needed: list[str]) -> Table:
-    """Return the table of the installed version. ``needed``: that of a table, or all names that may be used."""
-    imported = [name.rpartition(".") for name in needed if name.startswith(f"{package}.")]
-    modules, names = ({parts[index] for parts in imported} for index in (0, 2))
-    present, functions, literals = set[str](), dict[str, str](), set[Any]()
-    for module in sorted(modules):
-        source = source_of(module)
-        tree = ast.parse(source)
-        # A module that loads on demand lists its names as strings. A name that is only read may be gone.
-        nodes = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
-        words = {getattr(node, key, None) for node in nodes for key in ("name", "id", "asname", "value")}
-        literals |= words if package in HASHED else set()
-        for name in needed:
-            if name.rpartition(".")[0] == module and (name.rpartition(".")[2] in words or source_of(name)):
-                present.add(name)
-        for name, node in functions_of(tree):
-            owner, _, method = name.rpartition(".")
-            if (
-                package in HASHED
-                and ((owner or method) in names or method in COPIED)
-                and (package == "trl" or f"{method}()" in needed or method in COPIED)
-            ):
-                functions[name] = digest(source, node)
-                present |= {f"{method}({argument})" for argument in ["", *arguments_of(node)]}
-        if module.endswith("trainer"):
-            attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", source)
-            present |= {f"trainer.{name}" for name in attributes}
-    default = r"^    (\w+): .*?= (?:field\(\s+default(?:_factory)?=)?(.*?),?$"
-    fields = re.findall(default, source_of(f"{package}.trainer.grpo_config"), re.MULTILINE)
-    return Table(sorted(present & {*needed}), functions, sorted({*METRICS} & literals), dict(fields))
+def read(package: str, needed: list[str], known: Collection[str] = ()) -> Table:
+    """Return the table of the installed version. ``needed``: that of a table, or all names that may be used.
+
+    ``known``: the methods of a table. A class may inherit them by now.
+    """
+    names, present, functions = {*needed}, set[str](), dict[str, str]()
+    logged, settings = set[Any](), dict[str, str]()
+    imported = {name for name in names | ALSO_READ if name.startswith(f"{package}.")}
+    for path in sorted(imported):
+        module, _, name = path.rpartition(".")
+        if name in parsed(source_of(module))[1] or source_of(path):
+            present |= {path} & names
+        for source, node in definitions(module, name):
+            logged |= METRICS.keys() & parsed(source)[1]
+            body = node.body if isinstance(node, ast.ClassDef) else [node]
+            for function in [one for one in body if isinstance(one, FUNCTION)]:
+                method = name if function is node else f"{name}.{function.name}"
+                used = {f"{method}({argument})" for argument in ("", *arguments_of(function))} & names
+                is_own = package == "trl" or function.name in COPIED or f"{method}()" in used
+                if method in known or (is_own and node.name == name):
+                    functions.setdefault(method, digest(source, function))
+                present |= used
+            text = "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+            if name.endswith("Trainer"):
+                attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", text)
+                present |= {f"trainer.{attribute}" for attribute in attributes} & names
+            if name in SETTINGS:
+                default = r"^    (\w+): .*?= (?:field\(\s+default(?:_factory)?=)?(.*?),?$"
+                # A class comes before its bases.
+                settings = dict(re.findall(default, text, re.MULTILINE)) | settings
+    hashed = package in HASHED
+    return Table(sorted(present), functions if hashed else {}, sorted(logged) if hashed else [], settings)
 
 
 def source_of(module: str) -> str:
     """Return the source of an installed module without importing it, or "" if the module does not exist."""
+    file = file_of(module)
+    return file.read_text(encoding="utf-8") if file else ""
+
+
+def file_of(module: str) -> Path | None:
     package, *parts = module.split(".")
     spec = find_spec(package)
     folder = Path(((spec and spec.submodule_search_locations) or [""])[0], *parts)
-    files = (folder.with_suffix(".py"), folder / "__init__.py")
-    return next((file.read_text(encoding="utf-8") for file in files if file.is_file()), "")
+    return next(filter(Path.is_file, (folder.with_suffix(".py"), folder / "__init__.py")), None)
 
 
-def functions_of(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield ``function`` and ``Class.method``, each with its node."""
-    for statement in tree.body:
-        owner = f"{statement.name}." if isinstance(statement, ast.ClassDef) else ""
-        for node in statement.body if isinstance(statement, ast.ClassDef) else [statement]:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield owner + node.name, node
+@lru_cache(maxsize=8)
+def parsed(source: str) -> tuple[ast.Module, set[Any]]:
+    """Return the syntax tree of a module, and its names and strings."""
+    tree = ast.parse(source)
+    # A module that loads on demand lists its names as strings. A name that is only read may be gone.
+    nodes = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
+    return tree, {getattr(node, key, None) for node in nodes for key in ("name", "id", "asname", "value")}
+
+
+def definitions(module: str, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the source of the module that defines a function, and its node; or those of a class and of its bases in the
+    same package. A module may import the name, and export it again.
+    """
+    source, file = source_of(module), file_of(module)
+    parent = module if file and file.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(parsed(source)[0]):
+        if isinstance(node, ast.ClassDef | FUNCTION) and node.name == name:
+            yield source, node
+            bases = {ast.unparse(base).rpartition(".")[2] for base in getattr(node, "bases", ())} - {name}
+            for base in bases:
+                yield from definitions(module, base)
+            return
+        if isinstance(node, ast.ImportFrom):
+            origin = resolve_name("." * node.level + (node.module or ""), parent)
+            exported = [alias.name for alias in node.names if name == (alias.asname or alias.name)]
+            if exported and origin.partition(".")[0] == module.partition(".")[0]:
+                yield from definitions(origin, exported[0])
+                return
 
 
 def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
@@ -223,7 +299,7 @@ def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
 
 
 def digest(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
-    r"""Return a hash of a function without its docstring, comments and empty lines.
+    r"""Return a hash of a function and its decorators, without its docstring, comments and empty lines.
 
     >>> hashes = []
     >>> for body in ("    '''Two.'''\n\n    # It is even.\n    return 2", "    return 2  # two", "    return 3"):
@@ -233,8 +309,9 @@ def digest(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     """
     first = node.body[0]
     docstring = range(first.lineno, (first.end_lineno or 0) + 1) if ast.get_docstring(node) is not None else ()
+    start = min(part.lineno for part in (node, *node.decorator_list))
     # Lines of text, because what `ast.unparse` prints depends on the version of Python.
-    numbers = [n for n in range(node.lineno, (node.end_lineno or 0) + 1) if n not in docstring]
+    numbers = [n for n in range(start, (node.end_lineno or 0) + 1) if n not in docstring]
     lines = source.splitlines()
     code = [re.sub(r"(^|\s)#.*", "", lines[n - 1]).rstrip() for n in numbers]
     return hashlib.sha256("\n".join(filter(None, code)).encode()).hexdigest()[:12]

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 
 import contract_table
 import pytest
@@ -36,15 +36,22 @@ def parameters(method) -> list[str]:
 
 @pytest.fixture
 def untested(monkeypatch, tmp_path):
-    """``untested(module, old, new)``: TRL 1.99 is installed, which differs from the installed one in this text."""
+    """``untested({module: [(old, new), ...]})``: TRL 1.99 is installed, whose modules differ from those here in texts.
+
+    A module that is not here has the first new text.
+    """
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
     real = contract.source_of
 
-    def install(changed, old, new, version="1.99.0"):
-        assert old in real(changed)
-        monkeypatch.setattr(
-            contract, "source_of", lambda name: real(name).replace(old, new) if name == changed else real(name)
-        )
+    def install(changes, version="1.99.0"):
+        def changed(module):
+            source = real(module)
+            for old, new in changes.get(module, ()):
+                assert old in source
+                source = source.replace(old, new)
+            return source
+
+        monkeypatch.setattr(contract, "source_of", changed)
         monkeypatch.setattr(contract, "versions", lambda: {"trl": version})
         contract.untested.cache_clear()
         return contract.untested()
@@ -57,7 +64,7 @@ def untested(monkeypatch, tmp_path):
 def test_the_table_has_what_we_use_and_the_installed_version_is_as_the_table_says(package):
     """If it fails and all other tests pass: `python tests/contract_table.py`."""
     tables, version = contract.stored()[package], contract.versions()[package]
-    table = tables[contract.minor(version)]
+    table = tables.get(version, [*tables.values()][-1])
     found = contract.compare(package, version, {version: table})
     assert (found.gone, found.changed, found.fields) == ([], [], [])
     used = contract.read(package, contract_table.use())
@@ -71,59 +78,136 @@ LOSS = "            loss = (per_token_loss * mask).sum() / normalizer"
 CHANGES = {
     "comment": (GRPO, "        # ", "        # Indeed: ", None),
     "denominator": (GRPO, LOSS, LOSS + " / 2", "GRPOTrainer._compute_loss is changed, and grpo_math has its own"),
+    "decorator": (
+        GRPO,
+        "@torch.no_grad()\n    def get_gamma",
+        "def get_gamma",
+        "get_gamma_weights is changed, and grpo",
+    ),
     "method": (GRPO, "get_gamma_weights", "_gamma", "get_gamma_weights is gone or has moved, and grpo_math"),
     "copied helper": (UTILS, "def nanstd(", "def nanstd(d, ", "nanstd is changed, and grpo_math has its own"),
+    "check of settings": (
+        CONFIG,
+        '{True: "group", False',
+        '{True: "batch", False',
+        "GRPOConfig.__post_init__ is changed",
+    ),
     "metric": (GRPO, '"frac_reward_zero_std"', '"zero_std"', "the metric frac_reward_zero_std is gone"),
     "new field": (CONFIG, "    beta: float", "    x: int = 0\n    beta: float", "GRPOConfig.x is new"),
     "default": (CONFIG, "default=0.6", "default=0.7", "GRPOConfig.ref_model_mixup_alpha is 0.7 by default"),
+    "default of the base": (
+        "trl.trainer.base_config",
+        "default=10",
+        "default=9",
+        "GRPOConfig.logging_steps is 9 by default",
+    ),
     "lost field": (CONFIG, "    beta: float", "    b: float", "GRPOConfig.beta is gone"),
 }
+OF_NO_FUNCTION = ("metric", "default", "default of the base", "lost field")
 GONE = {
     "class": (UTILS, "class RepeatSampler(", "class Repeat(", "trl.trainer.utils.RepeatSampler is gone"),
     "import": (UTILS, "add_fused_lm_head", "fuse", "trl.trainer.utils.add_fused_lm_head is gone"),
-    "overridden method": (GRPO, "_generate_single_turn", "_turn", "_generate_single_turn() is gone"),
-    "argument": (GRPO, "completion_ids_list", "ids_list", "_calculate_rewards(completion_ids_list) is gone"),
+    "overridden method": (GRPO, "_generate_single_turn", "_turn", "GRPOTrainer._generate_single_turn() is gone"),
+    "argument": (GRPO, "completion_ids_list", "ids", "GRPOTrainer._calculate_rewards(completion_ids_list) is gone"),
+    "constructor": (UTILS, "seed: int | None = None", "s: int | None = None", "RepeatSampler.__init__(seed) is gone"),
     "attribute": (GRPO, "self._buffered_inputs", "self._rows", "trainer._buffered_inputs is gone"),
 }
 
 
+def arguments(**settings):
+    return GRPOConfig("x", use_cpu=True, bf16=False, **settings)
+
+
+def pass_selftest(*names):
+    contract.passed().parent.mkdir(exist_ok=True)
+    contract.passed().write_text("\n".join(["beta", "bf16", "learning_rate", *names]))
+
+
 @pytest.mark.parametrize("change", GONE)
 def test_an_untested_trl_that_lacks_what_we_need_is_an_error_with_the_version_to_install(change, untested):
-    *text, expected = GONE[change]
-    assert untested(*text, version="1.16.9") == [], "a tested minor version is not read"
-    untested(*text)
-    with pytest.raises(UserError, match=f"^trl 1.99.0 was not tested: .*{re.escape(expected)}") as raised:
+    module, *text, expected = GONE[change]
+    assert untested({module: [text]}, version="1.16.0") == [], "a tested version is not read"
+    untested({module: [text]}, version="1.16.1")
+    with pytest.raises(UserError, match=f"^trl 1.16.1 was not tested: .*{re.escape(expected)}") as raised:
         contract.refuse()
-    assert str(raised.value).endswith(': pip install "trl==1.16.*"')
+    assert str(raised.value).endswith(': pip install "trl==1.16.0"')
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_an_untested_trl_that_differs_is_one_warning_until_the_self_test_has_passed(change, untested):
-    *text, expected = CHANGES[change]
-    [found] = untested(*text)
+def test_an_untested_trl_that_differs_is_one_warning_until_the_self_test_has_run_the_function(change, untested):
+    module, *text, expected = CHANGES[change]
+    [found] = untested({module: [text]})
     contract.refuse()
     if expected is None:
-        assert found.line == "trl 1.99.0 was not tested: what grpo_math relies on is as in 1.16"
-        assert [*contract.warnings(None)] == []
+        assert found.line == "trl 1.99.0 was not tested: what grpo_math relies on is as in 1.16.0"
+        assert [*contract.warnings(arguments())] == []
         return
     assert expected in found.line
-    if "new" not in change:
-        remedy = 'Run `grpo-math selftest`, or pip install "trl==1.16.*".'
-        assert [*contract.warnings(None)] == [f"{found.line}. {remedy}"]
-    contract.passed().parent.mkdir()
-    contract.passed().touch()
-    assert [*contract.warnings(None)] == []
+    if change == "new field":
+        assert [*contract.warnings(arguments())] == []
+        return
+    end = 'pip install "trl==1.16.0".'
+    assert [*contract.warnings(arguments())] == [f"{found.line}. Run `grpo-math selftest`, or {end}"]
+    pass_selftest()
+    passed = "`grpo-math selftest` has passed and does not run this. To be safe:"
+    assert [*contract.warnings(arguments())] == [f"{found.line}. {passed} {end}"]
+    # Metrics and defaults are not run.
+    pass_selftest(*contract.stored()["trl"]["1.16.0"].functions)
+    assert bool([*contract.warnings(arguments())]) == (change in OF_NO_FUNCTION)
+
+
+def test_a_setting_that_no_check_has_tried_with_a_trl_that_differs_is_named(untested):
+    module, *text, _ = CHANGES["denominator"]
+    untested({module: [text]})
+    pass_selftest("GRPOTrainer._compute_loss")
+    assert [*contract.warnings(arguments(beta=0.1, gradient_accumulation_steps=8))] == []
+    line = "delta, loss_type: set here, and `grpo-math selftest` has not tried it with trl 1.99.0."
+    assert [*contract.warnings(arguments(beta=0.1, loss_type="grpo", delta=2.0))] == [line]
+
+
+def test_a_class_and_a_method_that_have_moved_are_found(untested):
+    utils, trainer = contract.source_of(UTILS), contract.source_of(GRPO)
+    sampler = utils[utils.index("class RepeatSampler") : utils.index("# torch.nanstd doesn't exist")]
+    gamma = trainer[trainer.index("    @staticmethod\n    @torch.no_grad()") : trainer.index("    def _compute_loss(")]
+    moved = {
+        UTILS: [(sampler, "from .samplers import RepeatSampler\n\n\n")],
+        "trl.trainer.samplers": [("", sampler)],
+        GRPO: [(gamma, ""), ("class GRPOTrainer(", "from trl.trainer.gamma import Gamma\nclass GRPOTrainer(Gamma, ")],
+        "trl.trainer.gamma": [("", f"class Gamma:\n{gamma}")],
+    }
+    [found] = untested(moved)
+    assert (found.gone, found.changed) == ([], [])
+    moved["trl.trainer.samplers"] = [("", sampler.replace("seed", "s"))]
+    [found] = untested(moved)
+    assert found.gone == ["RepeatSampler.__init__(seed)"]
+    assert found.changed == ["RepeatSampler.__init__ is changed"]
+
+
+@dataclass
+class WithNewFields(GRPOConfig):
+    """The next version of TRL's class, which has this name."""
+
+    x: int = 0
+    listed: list[int] = field(default_factory=list)
+    filled: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.filled = self.filled or self.gradient_accumulation_steps
+
+
+WithNewFields.__name__ = "GRPOConfig"
 
 
 def test_a_new_field_that_a_script_sets_is_warned_about_after_the_self_test_too(untested):
-    untested(*CHANGES["new field"][:3])
-    contract.passed().parent.mkdir()
-    contract.passed().touch()
-    line = "x: new in trl 1.99.0, and not known to grpo_math's loss."
-    config = type("Config", (), {"x": 0})()
-    assert [*contract.warnings(config)] == []
-    config.x = 1
-    assert [*contract.warnings(config)] == [line]
+    fields = "    x: int = 0\n    listed: list = field(default_factory=list)\n    filled: int | None = None\n"
+    untested({CONFIG: [("    beta: float", f"{fields}    beta: float")]})
+    pass_selftest()
+    config = {"output_dir": "x", "use_cpu": True, "bf16": False, "gradient_accumulation_steps": 4}
+    assert [*contract.warnings(WithNewFields(**config))] == []
+    for values in ({"x": 1}, {"listed": [1]}, {"filled": 8}):
+        line = f"{next(iter(values))}: new in trl 1.99.0, and not known to grpo_math's loss."
+        assert [*contract.warnings(WithNewFields(**config, **values))] == [line]
 
 
 @pytest.mark.parametrize("kind", [GRPOTrainer, MathGRPOTrainer])
@@ -189,6 +273,7 @@ def test_every_field_of_trls_config_has_a_reader():
 @pytest.mark.parametrize("module", [grpo_math, grpo_math.trainer])
 def test_a_script_with_a_trl_that_lacks_a_name_ends_before_trl_is_imported(module, monkeypatch, untested):
     monkeypatch.delitem(vars(module), "MathGRPOTrainer", raising=False)
-    untested(*GONE["import"][:3])
+    module_of_trl, *text, _ = GONE["import"]
+    untested({module_of_trl: [text]})
     with pytest.raises(UserError, match=r"add_fused_lm_head is gone.*: pip install"):
         _ = module.MathGRPOTrainer
