@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from grpo_math.checks import symptoms
 from grpo_math.checks.series import TREND, WINDOW, RunSeries
 from grpo_math.errors import LEVELS, Finding
+from grpo_math.run import metrics
+from grpo_math.run.history import settled
 
 
 class Check(NamedTuple):
@@ -37,7 +39,7 @@ CHECKS: dict[str, Check] = {
     "collapse": Check(
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
-        "go back to the best checkpoint with a lower learning rate",
+        "lower the learning rate, or decay it to 0",
         "error",
         lines=WINDOW,
     ),
@@ -146,6 +148,11 @@ CHECKS: dict[str, Check] = {
         "lower the learning rate, or stop earlier",
         "error",
     ),
+    "heldout_fell": Check(
+        "held-out accuracy fell after a peak",
+        "later updates unlearned what earlier ones had taught",
+        "lower the learning rate, or decay it to 0",
+    ),
     "learning_rate_too_high": Check(
         "the learning rate is too high",
         "each step changes the policy by more than its rollout can justify",
@@ -154,13 +161,17 @@ CHECKS: dict[str, Check] = {
     ),
 }
 
+MOST_PREFIXES = 100  # of a history, that are diagnosed for findings that passed
+
 # A finding is left out if another finding explains it: one line for each cause.
 EXPLAINED_BY: dict[str, set[str]] = {
-    "flat_reward": {"adapter_not_moving", "reward_stuck"},
+    "flat_reward": {"adapter_not_moving", "reward_stuck", "collapse"},
+    "entropy_collapse": {"collapse"},
     "reward_stuck": {"collapse"},
     "uniform_groups": {"reward_stuck", "collapse"},
     "entropy_rises": {"learning_rate_too_high", "collapse", "adapter_not_moving"},
     "reward_without_heldout": {"heldout_worse", "format_without_accuracy"},
+    "heldout_fell": {"heldout_worse", "collapse"},
     "length_without_accuracy": {"eos_mismatch", "collapse"},
     "truncation": {"eos_mismatch", "collapse"},
     "none_correct": {"eos_mismatch", "collapse", "reward_stuck", "truncation"},
@@ -179,6 +190,40 @@ REWARD_CHECKS = (
     "uniform_groups",
 )
 REFERENCE_CHECKS = ("kl_explosion", "kl_not_zero_at_start")
+
+
+def diagnose_whole(
+    history: Iterable[Mapping[str, Any]], config: Mapping[str, Any], checkpoints: Iterable[str] = ()
+) -> list[Finding]:
+    """Return the findings at the end of a history, and as warnings those that passed.
+
+    A finding that passed has the numbers of the middle of the lines that show it.
+
+    >>> lines = [{"step": i, "completions/clipped_ratio": 0.6 if i < 20 else 0.1} for i in range(1, 60)]
+    >>> [passed] = diagnose_whole(lines, {})
+    >>> passed.level, passed.message[-36:]
+    ('warning', '(found at step 1, passed by step 25)')
+    """
+    lines, checkpoints = settled(history), [*checkpoints]
+    now = diagnose(lines, config, checkpoints)
+    shown: dict[str, list[tuple[int, Finding]]] = {}
+    passed: dict[str, int] = {}
+    for end in range(1, len(lines), -(-len(lines) // MOST_PREFIXES)):
+        step = lines[end - 1][metrics.STEP]
+        findings = {finding.check: finding for finding in diagnose(lines[:end], config, checkpoints)}
+        for name, finding in findings.items():
+            shown.setdefault(name, []).append((step, finding))
+            passed.pop(name, None)
+        for name in shown.keys() - findings.keys():
+            passed.setdefault(name, step)
+    last = lines[-1][metrics.STEP] if lines else 0
+    known = {finding.check for finding in now}
+    for name, all_shown in shown.items():
+        if name not in known and not EXPLAINED_BY.get(name, set()) & (known | shown.keys()):
+            finding = all_shown[len(all_shown) // 2][1]
+            when = f"found at step {all_shown[0][0]:g}, passed by step {passed.get(name, last):g}"
+            now.append(finding._replace(level="warning", message=f"{finding.message} ({when})"))
+    return sorted(now, key=lambda finding: LEVELS.index(finding.level))
 
 
 def diagnose(

@@ -16,6 +16,7 @@ from grpo_math.errors import Finding, UserError
 from grpo_math.evaluation.evaluation import read
 from grpo_math.grading import GRADER
 from grpo_math.run import metrics
+from grpo_math.run.checkpoints import checkpoints
 from grpo_math.run.history import read_lines
 from grpo_math.run.log import History
 
@@ -58,8 +59,8 @@ class Diagnosis(TrainerCallback):
             # A resumed run may have been evaluated by another grader: then its earlier accuracy is not compared.
             if base.settings.get("grader") == GRADER:
                 lines = [{metrics.STEP: 0, **base.summary.logged()}, *lines]
-        checkpoints = [path.name for path in self.history.path.parent.glob("checkpoint-*")]
-        findings = diagnose(lines, self.settings, checkpoints)
+        saved = [folder.name for _, folder in checkpoints(self.history.path.parent)]
+        findings = diagnose(lines, self.settings, saved)
         new = [finding for finding in findings if finding.check not in self.reported]
         for finding in new:
             self.reported.add(finding.check)

@@ -74,8 +74,10 @@ def collapse(run: RunSeries) -> Symptom | None:
     if drop < max(FALL * run.span, FALL_SURE * error):
         return _rewards_lost(run)
     peak = Series(reward.steps[best : best + WINDOW], [])
-    words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}; {_checkpoint(run, peak.steps)}"
-    return Symptom(words, run.learning_rate(0.5))
+    words = f"{means[best]:.2f} in {peak.span}, {fmean(late.values):.2f} in {late.span}"
+    # The reward may stay at its peak for long: the fall begins after the last window that is as good.
+    end = max(i for i in starts if means[i] >= means[best] - error) + WINDOW
+    return Symptom(words, f"{run.learning_rate(0.5)}; {_checkpoint(run, reward.steps[:end])}")
 
 
 def _rewards_lost(run: RunSeries) -> Symptom | None:
@@ -95,19 +97,22 @@ def _rewards_lost(run: RunSeries) -> Symptom | None:
         return None
     before, none = top.first(k), top.last(n)
     words = f"{r} of the {k} lines up to step {before.steps[-1]} have a reward, none in {none.span}"
-    return Symptom(f"{words}; {_checkpoint(run, before.steps)}", run.learning_rate(0.1))
+    return Symptom(words, f"{run.learning_rate(0.1)}; {_checkpoint(run, before.steps)}")
 
 
 def _checkpoint(run: RunSeries, peak: list[int]) -> str:
-    """Name the checkpoint to keep: the last one up to the end of the peak, or else the first one.
+    """Name the last checkpoint before the fall, or the setting that would have saved one.
 
-    >>> _checkpoint(RunSeries([], {}, ["checkpoint-70", "checkpoint-80"]), [61, 62])
-    'keep checkpoint-70'
-    >>> _checkpoint(RunSeries([], {}, []), [61, 62])
-    'no checkpoint was saved'
+    >>> _checkpoint(RunSeries([], {}, ["checkpoint-60", "checkpoint-80"]), [61, 62])
+    'checkpoint-60 is from before the fall'
+    >>> _checkpoint(RunSeries([], {}, ["checkpoint-80"]), [61, 62])
+    'no checkpoint of the peak was saved: keep_best: true'
     """
-    earlier = [step for step in run.saved if step <= peak[-1]] or run.saved[:1]
-    return f"keep checkpoint-{earlier[-1]}" if earlier else "no checkpoint was saved"
+    earlier = [step for step in run.saved if step <= peak[-1]]
+    if earlier:
+        return f"checkpoint-{earlier[-1]} is from before the fall"
+    setting = f"save_steps: {WINDOW}" if run.get("keep_best", False) else "keep_best: true"
+    return f"no checkpoint of the peak was saved: {setting}"
 
 
 def reward_stuck(run: RunSeries) -> Symptom | None:
@@ -340,6 +345,20 @@ def heldout_worse(run: RunSeries) -> Symptom | None:
         return None
     words = f"{percent(base)} of {m:g} problems before training, {percent(now)} of {n:g} at step {step}"
     return Symptom(words, run.learning_rate(0.3))
+
+
+def heldout_fell(run: RunSeries) -> Symptom | None:
+    """The newest held-out accuracy is clearly below the best of the earlier ones: z as in `heldout_worse`."""
+    if len(run.evaluations) < 2:
+        return None
+    *earlier, (step, now, n) = run.evaluations
+    best_step, best, m = max(earlier, key=lambda one: one[1])
+    pooled = (best * m + now * n) / (m + n)
+    # The best of many is high by chance, too.
+    if best - now <= FALL_SURE * math.sqrt(pooled * (1 - pooled) * (1 / m + 1 / n)):
+        return None
+    words = f"{percent(best)} of {m:g} problems at step {best_step}, {percent(now)} of {n:g} at step {step}"
+    return Symptom(words, f"{run.learning_rate(0.5)}; {_checkpoint(run, [best_step])}")
 
 
 def learning_rate_too_high(run: RunSeries) -> Symptom | None:

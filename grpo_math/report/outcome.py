@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from grpo_math.checks.diagnosis import diagnose
+from grpo_math.checks.diagnosis import diagnose_whole
 from grpo_math.errors import Finding
 from grpo_math.evaluation.evaluation import Evaluation, ResultsError
 from grpo_math.evaluation.paired import Comparison, compare
 from grpo_math.evaluation.tables import skill_or_form
 from grpo_math.report.run_dir import History, RunDir
 from grpo_math.run import metrics
+from grpo_math.run.checkpoints import checkpoints
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ def outcome(run: RunDir) -> Outcome:
     last = run.finished or (int(run.history[-1][metrics.STEP]) if run.history else 1)
     ends = [(step, one) for step, one in ((0, before), (last, after)) if one]
     history = [*_logged(0, before), *run.history, *_logged(last, after)]
-    checkpoints = [path.name for path in run.directory.glob("checkpoint-*")]
+    saved = [folder.name for _, folder in checkpoints(run.directory)]
     return Outcome(
         comparison,
         ends,
-        findings=diagnose(history, run.config, checkpoints),
+        findings=diagnose_whole(history, run.config, saved),
         skill_or_form=skill_or_form(comparison) if comparison else [],
         sets=[
             (before, after, _compared(run, before, after, f"base and trained model on {after and after.data}"))

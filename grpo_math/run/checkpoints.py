@@ -164,7 +164,13 @@ def named(run_dir: Path, name: str | None) -> Path:
     folder = run_dir / (read_json(best)["path"] if name == "best" and best.exists() else name)
     if not folder.is_dir() or unfinished(folder):
         reason = f"is not a checkpoint of {run_dir}"
-        raise ConfigError("checkpoint", name, reason, "train with keep_best, or name a folder such as checkpoint-10")
+        if name == "best":
+            reason = f"is not known: {run_dir} " + (
+                f"no longer has {folder.name}" if best.exists() else "was trained without keep_best"
+            )
+        saved = ", ".join(one.name for _, one in checkpoints(run_dir))
+        remedy = f"name one of {saved}" if saved else "leave it out for the last weights: there is no checkpoint"
+        raise ConfigError("checkpoint", name, reason, remedy)
     return folder
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from grpo_math.checks.diagnosis import CHECKS, diagnose
+from grpo_math.checks.diagnosis import CHECKS, diagnose, diagnose_whole
 from grpo_math.checks.live import Diagnosis
 from grpo_math.evaluation.evaluation import Evaluation, write
 from grpo_math.evaluation.summary import Record, summarize
@@ -311,6 +311,7 @@ EDGES = [
     ("long_completions_fade", {}, changed(logp_sum_spread=0.025, length_max=4096), changed(logp_sum_spread=0.0)),
     ("heldout_worse", {}, evaluated(0.5, 0.375), evaluated(0.5, 0.4)),
     ("heldout_worse", {}, evaluated(0.5, 0.3, *scored(40, 0.5, 256)), evaluated(0.5, 0.5, *scored(40, 0.3, 256))),
+    ("heldout_fell", {}, evaluated(0.1, 0.5, *scored(40, 0.7, 256)), evaluated(0.1, 0.55, *scored(40, 0.7, 256))),
     (  # a loss that is sure, but of a point
         "heldout_worse",
         {},
@@ -347,23 +348,37 @@ WORDS = [
         "collapse",
         {"learning_rate": 3e-5},
         steady(reward=then(0.75, 0.25)),
-        f"0.75 in {EARLY}, 0.25 in {NEWEST}; keep checkpoint-10",
-        "learning_rate: 1.5e-05",
+        f"0.75 in {EARLY}, 0.25 in {NEWEST}",
+        "learning_rate: 1.5e-05; checkpoint-30 is from before the fall",
     ),
     (
         "collapse",
         {},
         steady(steps=16, reward_min=0.0, reward_max=lambda s: float(s == 3)),
-        "1 of the 3 lines up to step 3 have a reward, none in steps 4 to 16; keep checkpoint-5",
-        "learning_rate: 1e-05",
+        "1 of the 3 lines up to step 3 have a reward, none in steps 4 to 16",
+        "learning_rate: 1e-05; no checkpoint of the peak was saved: keep_best: true",
+    ),
+    (  # the best of the checkpoints is of later steps
+        "collapse",
+        {"keep_best": True},
+        steady(steps=16, reward_min=0.0, reward_max=lambda s: float(s == 3)),
+        "1 of the 3 lines up to step 3 have a reward, none in steps 4 to 16",
+        "learning_rate: 1e-05; no checkpoint of the peak was saved: save_steps: 10",
+    ),
+    (
+        "heldout_fell",
+        {},
+        evaluated(0.1, 0.5, *scored(10, 0.7, 256)),
+        "70% of 256 problems at step 10, 50% of 256 at step 80",
+        "learning_rate: 5e-05; checkpoint-10 is from before the fall",
     ),
     ("reward_stuck", {}, stuck(accuracy=0.4), f"0 in {NEWEST}, 40% of the answers correct", "rewards: [accuracy]"),
     (  # the best window is the newest but one
         "collapse",
         {},
         steady(reward=lambda s: 0.8 if 62 <= s <= 71 else 0.4),
-        f"0.76 in steps 61 to 70, 0.44 in {NEWEST}; keep checkpoint-30",
-        "learning_rate: 5e-05",
+        f"0.76 in steps 61 to 70, 0.44 in {NEWEST}",
+        "learning_rate: 5e-05; checkpoint-30 is from before the fall",
     ),
     ("reward_stuck", {}, stuck(accuracy=None), f"0 in {NEWEST}, 0.0% of the answers correct", "dataset: another"),
     ("reward_stuck", {}, stuck(1.0, accuracy=1.0), f"1 in {NEWEST}, 100% of the answers correct", "dataset: another"),
@@ -706,6 +721,19 @@ def test_equal_rewards_of_the_user_are_named_without_shares_of_correct_answers(n
     (finding,) = [one for one in diagnose(SHOWN[name], CONFIG | {"rewards": ["mine:brief"]}) if one.check == name]
     assert "correct" not in finding.message
     assert finding.remedy.endswith("differ within a group: rewards: finer ones than brief")
+
+
+def test_a_finding_that_passed_is_repeated_at_the_end_with_its_steps():
+    fell = steady(reward=lambda s: 0.2 if 33 <= s <= 44 else 0.9)
+    assert alarms(fell) == alarms(steady(0.9)) == set()
+    (finding,) = diagnose_whole(fell, CONFIG, ["checkpoint-20", "checkpoint-40"])
+    assert (finding.level, finding.check) == ("warning", "collapse")
+    assert finding.message.startswith("the reward fell after a peak: 0.9")
+    assert finding.message.endswith(" (found at step 40, passed by step 52)")
+    assert finding.remedy.endswith("checkpoint-20 is from before the fall")
+    # A finding that is still there is not repeated, and what the fall explains is left out.
+    assert diagnose_whole(fell[:44], CONFIG) == diagnose(fell[:44], CONFIG)
+    assert all(diagnose_whole(healthy(seed), CONFIG) == [] for seed in range(2))
 
 
 def test_distillation_has_no_finding_about_rewards_or_a_kl_that_starts_above_zero():

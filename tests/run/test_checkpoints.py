@@ -107,11 +107,14 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
 
 
 def test_a_checkpoint_is_named_by_its_folder_or_as_the_best(tmp_path):
-    with pytest.raises(ConfigError, match=r"checkpoint='best' is not a checkpoint of .*: train with keep_best"):
+    with pytest.raises(ConfigError, match=r"checkpoint='best' is not known: .* was trained without keep_best: "):
         checkpoints.named(tmp_path, "best")
     folder = checkpoint(tmp_path, 7)
     (tmp_path / checkpoints.BEST).write_text('{"path": "checkpoint-7"}')
     assert checkpoints.named(tmp_path, "best") == checkpoints.named(tmp_path, "checkpoint-7") == folder
+    (tmp_path / checkpoints.BEST).write_text('{"path": "checkpoint-5"}')
+    with pytest.raises(ConfigError, match=r"no longer has checkpoint-5: name one of checkpoint-7$"):
+        checkpoints.named(tmp_path, "best")
     (tmp_path / ".checkpoint-7.unfinished").touch()
     with pytest.raises(ConfigError, match="checkpoint='checkpoint-7' is not a checkpoint of"):
         checkpoints.named(tmp_path, "checkpoint-7")
