@@ -24,9 +24,9 @@ from grpo_math.algorithm.rollout import Columns, Rollout
 from grpo_math.algorithm.rows import Rows, gather_masked, loss_mask
 from grpo_math.errors import ConfigError
 from grpo_math.run import metrics
+from grpo_math.settings.fields import defaults
 from grpo_math.system.collectives import Ranks, agree_on_all
 from grpo_math.system.replaced import replaced
-from grpo_math.trainer.config import TRL_EQUAL
 from grpo_math.trainer.grader import Grader
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics
@@ -216,7 +216,7 @@ class RolloutMaker:
             return
         for name in ("resample_groups", "train_completions", "baseline", "advantage_eps", "scale_rewards"):
             value = getattr(self.trainer if name == "scale_rewards" else self.settings, name)
-            if value != {**TRL_EQUAL, **self._settings_for_trl()}[name]:
+            if value != {**defaults(), **self._settings_for_trl()}[name]:
                 remedy = f"override the method in a subclass of MathGRPOTrainer, or leave {name} out"
                 raise ConfigError(name, value, f"does not work with a patch of {PATCHED}", remedy)
         if not was:
