@@ -9,12 +9,13 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
 from hub_server import TOKENS, HubServer
-from launching import ROOT, run
+from launching import ROOT, run, write_program
 from small_http import AnsweringHTTP, keys_sent
 from trl.chat_template_utils import qwen3_chat_template
 
@@ -183,10 +184,7 @@ def test_the_notebook_of_a_free_gpu_runs_from_the_first_cell_to_the_last(tmp_pat
         text = "".join(cell["source"])
         for old, new in set_here.items():
             text = text.replace(old, new)
-        if cell["id"] == "install":
-            # Without a constraint, which would replace the torch of Colab or Kaggle.
-            assert re.search(r'^%pip install -q "grpo_math @ \{REPOSITORY\}"$', text, re.MULTILINE)
-        elif cell["cell_type"] == "code":
+        if cell["cell_type"] == "code" and cell["id"] != "install":
             text = re.sub(r"^( *)!(.*)$", lambda line: f"{line[1]}_command({line[2]!r})", text, flags=re.MULTILINE)
             exec(text, names)
     assert "ok: no error" in shown["doctor"]
@@ -195,6 +193,37 @@ def test_the_notebook_of_a_free_gpu_runs_from_the_first_cell_to_the_last(tmp_pat
     assert shown["ask"]
     assert shown["push"].startswith("pushed ")
     assert "adapter_model.safetensors" in server.repositories["ada/sums"].branches["main"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "error"),
+    [
+        ("2.11.0+cu128 True", "2.11.0+cu128 True", ""),
+        ("2.11.0+cu128 False", "", "choose a GPU as the runtime"),
+        ("2.11.0+cu128 True", "2.13.0 True", "torch is another one"),
+        ("2.11.0+cu128 True", "2.11.0+cu128 False", "torch is another one"),
+    ],
+)
+def test_the_notebook_of_a_free_gpu_keeps_the_torch_of_the_machine(before, after, error, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_program(tmp_path / "python", "#!/bin/sh\ncat says\n")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    Path("says").write_text(before)
+    cells = json.loads((ROOT / "examples/free_gpu.ipynb").read_text(encoding="utf-8"))["cells"]
+    [text] = ["".join(cell["source"]) for cell in cells if cell["id"] == "install"]
+    installed = []
+
+    def pip(words):
+        installed.append((words, Path("torch.txt").read_text()))
+        Path("says").write_text(after)
+
+    text = re.sub(r"^%pip (.*)$", lambda line: f"_pip({line[1]!r})", text, flags=re.MULTILINE)
+    with pytest.raises(AssertionError, match=error) if error else nullcontext():
+        exec(text, {"_pip": pip})
+    if after:
+        assert installed == [('install -q -c torch.txt "grpo_math @ {REPOSITORY}"', "torch==2.11.0+cu128\n")]
+    else:
+        assert not installed
 
 
 @pytest.fixture
