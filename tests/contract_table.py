@@ -39,8 +39,7 @@ def use() -> list[str]:
     Too much, such as attributes of our own: `read` keeps what the other package has.
     """
     names = {*REPLACED}
-    # A notebook's progress bar, which replaces transformers' alone.
-    for path in {*PACKAGE.rglob("*.py")} - {PACKAGE / "trainer/notebook.py"}:
+    for path in PACKAGE.rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
             # Names of a package itself are public.

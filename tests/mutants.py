@@ -38,8 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SECONDS, LIMIT = 30, 600  # the limits of one test, and of one run of pytest
 PASSED = (0, 5)  # exit codes of pytest: all passed, and there is no test
 SELF_TEST = {Path("grpo_math/checks", name) for name in ("selftest.py", "compared.py", "tiny_model.py")}
-# As pyproject.toml has it: the notebook needs IPython.
-LEFT_OUT = {Path("grpo_math/trainer/notebook.py"), *SELF_TEST}
 # Most tests import these modules. They are loaded once, before the forks.
 HEAVY = ("datasets", "hypothesis", "peft", "pytest", "torch", "trl.trainer.grpo_trainer")
 ENVIRONMENT = {
@@ -178,7 +176,7 @@ def sample(root: Path, package: str, n: int, seed: int) -> list[Mutant]:
     """Return ``n`` mutants of a package. A change of the code elsewhere does not change which."""
     paths = {path.relative_to(root) for path in root.glob(f"grpo_math/{package}/**/*.py")}
     mutants = {}
-    for path in paths - LEFT_OUT:
+    for path in paths - SELF_TEST:
         source = (root / path).read_bytes()
         for mutant in mutants_of(path, source):
             line = source[source.rfind(b"\n", 0, mutant.start) : mutant.end].decode()

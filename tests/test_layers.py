@@ -83,7 +83,7 @@ TRL = {  # of these, what needs TRL itself
     ),
 }
 
-ELSEWHERE = {"grading.judge", "trainer.notebook"}  # they start in a process of their own, and in a notebook
+ELSEWHERE = {"grading.judge"}  # it starts in a process of its own
 
 
 def name_of(path: Path) -> str:

@@ -16,6 +16,7 @@ from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
+from grpo_math.trainer.console import replace_printers
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
 
@@ -54,6 +55,7 @@ def build_trainer(
             refuse_dropout_of_experts(str(error), str(path))
             raise
     trainer.grpo_math.is_recipe_run = True
+    replace_printers(trainer)
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)
     return trainer

@@ -1,10 +1,10 @@
-"""Print a training step at 80 columns: metrics in groups, and some completions.
+"""Print the progress of a recipe's run at 80 columns: a bar and the held-out sets; and some completions.
 
-history.jsonl, the trackers and the report contain all metrics and columns.
+A script keeps transformers' own printing of the metrics. history.jsonl, the trackers and the report contain all metrics
+and columns.
 """
 
 import math
-import re
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -18,57 +18,10 @@ from grpo_math.run import metrics
 from grpo_math.run.bar import Bar
 from grpo_math.run.history import number
 
-COLUMNS = 80
 # Without a rate, so that 80 columns have room for a bar.
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
-REWARD_MEAN = re.compile(f"(?:eval_)?{metrics.reward_key('([^/]+)')}")
 HELDOUT_PARTS = (metrics.ACCURACY, "n", "ci95_low", "ci95_high")
 PROMPT, COMPLETION = 160, 240  # characters of a text in the table: the report has the whole text
-
-# One line per group. Metrics that do not fit are left out, so the most important ones come first.
-GROUPS: dict[str, tuple[str, ...]] = {
-    # The means of the reward functions follow the first two.
-    "step": (
-        *(metrics.REWARD, metrics.ACCURACY, metrics.REWARD_STD, metrics.DEGENERATE, metrics.FORMAT_RATE),
-        metrics.ACCURACY_IN_FORMAT,
-    ),
-    "completions": (metrics.LENGTH_MEAN, metrics.TRUNCATED, metrics.ENTROPY, metrics.SKIPPED),
-    "update": (
-        *(metrics.LOSS, metrics.GRAD_NORM, metrics.KL, metrics.CLIP_REGION, metrics.LEARNING_RATE),
-        metrics.RATIO,
-    ),
-    "seconds": (metrics.SECONDS_STEP, metrics.SECONDS_GENERATE, metrics.SECONDS_UPDATE, metrics.TOKENS_PER_SECOND),
-}
-
-
-def metric_lines(logs: Mapping[str, Any]) -> list[str]:
-    """Return at most four lines with the main metrics of a log entry.
-
-    >>> log = {"step": 3, "loss": 0.01234567, "reward": 0.5, "rewards/short/mean": 0.25, "clip_ratio/low_min": 0}
-    >>> for line in metric_lines(log): print(line)
-    step 3       reward 0.5, short 0.25
-    update       loss 0.01235
-    """
-    means = {one[1]: value for key, value in logs.items() if (one := REWARD_MEAN.fullmatch(key))}
-    lines = []
-    for group, names in GROUPS.items():
-        functions = means if group == "step" else {}
-        # transformers adds the prefix to the metrics of an evaluation.
-        first, last = (
-            {name: logs.get(name, logs.get(f"eval_{name}")) for name in part} for part in (names[:2], names[2:])
-        )
-        values = {**first, **functions, **last}
-        texts = [f"{name.split('/')[-1]} {value:.4g}" for name, value in values.items() if number(value) is not None]
-        label = f"step {logs[metrics.STEP]}" if group == "step" else group
-        while len(line := f"{label:12} {', '.join(texts)}") > COLUMNS:
-            texts.pop()
-        lines += [line.rstrip()] if texts or group == "step" else []
-    return lines
-
-
-def is_step_log(logs: Mapping[str, Any]) -> bool:
-    """Return True for the metrics of training steps or of an evaluation: the last log entry of a run has neither."""
-    return "train_runtime" not in logs
 
 
 def postfix(logs: Mapping[str, Any]) -> dict[str, str]:
@@ -99,18 +52,10 @@ def heldout_lines(logs: Mapping[str, Any]) -> list[str]:
     ]
 
 
-class Printer(ProgressCallback, PrinterCallback):
-    """Shows a progress bar. The bar of a recipe has reward and accuracy; a script also gets lines with more metrics.
-
-    Replaces transformers' two callbacks, which print all keys in one line. It inherits from both, so that a script
-    that removes either of them removes this one.
-    """
+class Printer(ProgressCallback):
+    """Shows a progress bar with reward and accuracy, and a line for each held-out set that was evaluated."""
 
     training_bar: Any
-
-    def __init__(self, trainer: Any) -> None:
-        super().__init__()
-        self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.current_step = state.global_step
@@ -121,36 +66,24 @@ class Printer(ProgressCallback, PrinterCallback):
                 desc="training",
                 bar_format=BAR,
                 smoothing=0,  # the time left follows the mean speed, and not that of the last steps
-                # A recipe silences transformers, which turns its bars off.
-                disable=args.disable_tqdm and not self.trainer.grpo_math.is_recipe_run,
             )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero or not logs:
             return
-        if not self.trainer.grpo_math.is_recipe_run:
-            if is_step_log(logs):
-                # `print` would write into the line of the progress bar.
-                tqdm.write("\n".join(metric_lines({metrics.STEP: state.global_step, **logs})))
-        elif metrics.LOSS in logs:
+        if metrics.LOSS in logs:
             self.training_bar.set_postfix(postfix(logs), refresh=False)
         else:
             for line in heldout_lines(logs):
+                # `print` would write into the line of the progress bar.
                 tqdm.write(f"step {state.global_step}: {line}", file=sys.stderr)
 
 
 def replace_printers(trainer: Trainer) -> None:
-    """Replace transformers' printing callbacks by ours. A subclass comes from the user, and stays."""
-    replacements: dict[type, Any] = dict.fromkeys((PrinterCallback, ProgressCallback), Printer(trainer))
-    # transformers imports this module in a notebook.
-    if notebook := sys.modules.get("transformers.utils.notebook"):
-        from grpo_math.trainer.notebook import MetricTable
-
-        replacements[notebook.NotebookProgressCallback] = MetricTable()
-    for callback in list(trainer.callback_handler.callbacks):
-        if type(callback) in replacements:
-            trainer.remove_callback(type(callback))
-            trainer.add_callback(replacements[type(callback)])
+    """Replace the printing callback of transformers, which prints all metrics in one line."""
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    trainer.add_callback(Printer())
 
 
 def end_bar(trainer: Trainer) -> None:

@@ -155,7 +155,6 @@ class MathGRPOTrainer(GRPOTrainer):
         self.grpo_math = Parts(self, settings, lambda: trl._get_per_token_logps_and_entropies)
         self.add_callback(state.RestoreState(self.grpo_math.run))
         self.add_callback(RunFiles(self))
-        console.replace_printers(self)
 
     # A run begins, or continues
 
@@ -377,7 +376,8 @@ class MathGRPOTrainer(GRPOTrainer):
             # TRL prints all columns of the table next to each other, wider than a terminal: 0 keeps TRL from printing.
             with replaced(self, num_completions_to_print=0, log_completions=writes):
                 super().log(logs, start_time)
-            if self.log_completions and self.accelerator.is_main_process and console.is_step_log(logs):
+            # The last log entry of a run is about no step.
+            if self.log_completions and self.accelerator.is_main_process and "train_runtime" not in logs:
                 console.print_completions(self._logs, self.state.global_step, self.num_completions_to_print)
 
     def evaluate(

@@ -1,9 +1,6 @@
 """The output of a step at 80 columns, one bar of loaded weights, and the columns that explain a row of the table."""
 
-import importlib
-import math
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +10,7 @@ from rich.cells import cell_len
 from small_runs import history, promised
 from small_trainers import results_of
 from tqdm import tqdm
+from transformers import PrinterCallback, ProgressCallback
 
 from grpo_math.grading import Verdict
 from grpo_math.run import metrics
@@ -20,26 +18,21 @@ from grpo_math.trainer import console
 from grpo_math.trainer.meter import StepMeter
 
 
-def test_a_step_prints_at_most_25_figures_and_five_columns_of_its_completions(ours, capsys):
+def test_a_script_prints_what_transformers_prints_and_five_columns_of_its_completions(ours, capsys):
     rows = [{"prompt": [{"role": "user", "content": f"What is {i} + 4?"}], "answer": str(i + 4)} for i in range(4)]
-    ours(
-        "accuracy",
-        rows,
-        max_steps=2,
-        per_device_train_batch_size=4,
-        logging_steps=1,
-        log_completions=True,
-        num_completions_to_print=3,
-        beta=0.1,
-    ).train()
+    completions = {"log_completions": True, "num_completions_to_print": 3}
+    trainer = ours(
+        "accuracy", rows, max_steps=2, per_device_train_batch_size=4, logging_steps=1, beta=0.1, **completions
+    )
+    printers = (PrinterCallback, ProgressCallback)
+    assert [type(one) in printers for one in trainer.callback_handler.callbacks].count(True) == 1
+    trainer.train()
     printed = capsys.readouterr()
     assert printed.err.count("Loading weights") == 1, "the reference has been loaded, too"
-    lines = [line for line in printed.out.splitlines() if "real_accelerator" not in line]  # DeepSpeed's
-    assert [line for line in lines if cell_len(line) > console.COLUMNS] == []
-    labels = [line.split()[0] for line in lines if re.match(r"(step \d|[a-z]+) +[a-z_]+ ", line)]
-    assert labels == 2 * ["step", "completions", "update", "seconds"]
+    assert len(re.findall(r"^\{'loss': .*'reward': ", printed.out, re.MULTILINE)) == 2
+    table = [line for line in printed.out.splitlines() if line[:1] in "╭│╰" and line]
+    assert [line for line in table if cell_len(line) > 80] == []
     assert printed.out.count("Prompt ") == 2
-    assert 2 * 15 <= len(re.findall(r"[a-z_]+ -?[0-9.e-]+(?:,|$)", printed.out, re.MULTILINE)) <= 2 * 25
     assert "What is" in printed.out
 
 
@@ -49,7 +42,7 @@ QUIET = SimpleNamespace(disable_tqdm=True)
 
 def printer():
     """The printer of a recipe's trainer."""
-    return console.Printer(SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=True)))
+    return console.Printer()
 
 
 def test_the_bar_has_room_at_80_columns_and_an_evaluation_has_a_line_with_its_step(monkeypatch, capsys):
@@ -83,22 +76,6 @@ def test_a_line_without_a_terminal_as_in_a_notebook_has_the_loss_and_the_length_
     progress.on_step_end(None, at, None)
     progress.on_train_end(None, at, None)
     assert "accuracy=0.25, reward=0.50, loss=0.10, mean_length=90.00" in capsys.readouterr().err
-
-
-def test_a_notebook_shows_loss_reward_accuracy_and_length_of_each_step(ours, monkeypatch):
-    shown = SimpleNamespace(html="")
-    shown.update = lambda html: setattr(shown, "html", html)
-    display = SimpleNamespace(HTML=str, display=lambda html, display_id: shown.update(html) or shown)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=display))
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    callback = importlib.import_module("transformers.utils.notebook").NotebookProgressCallback
-    monkeypatch.setattr("transformers.trainer.DEFAULT_PROGRESS_CALLBACK", callback)
-    rows = [{"prompt": "What is 1 + 4?", "answer": "5"}] * 4
-    ours("accuracy", rows, max_steps=2, logging_steps=1, disable_tqdm=False).train()
-    table = re.findall(r"<(?:th|td)[^>]*>\s*([^<]*?)\s*</", shown.html)
-    assert table[:5] == ["Step", "Loss", "Reward", "Accuracy", "Length"]
-    assert [float(cell) for cell in table[5::5]] == [1, 2]
-    assert all(math.isfinite(float(cell)) for cell in table[5:])
 
 
 def test_the_first_completions_are_printed_in_a_table_in_which_text_of_a_model_is_no_markup(capsys):
