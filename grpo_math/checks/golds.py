@@ -36,7 +36,7 @@ NUMBER = re.compile(
     r"(?:[.,]\d+)?(?![.,]?\d|[A-Za-z])"
 )
 AROUND = re.compile(r"(?:[A-Za-z]{2,}+|[^\W\d_A-Za-z]|(?<=\s)[A-Za-z]\Z|[\s.,:;!?'\"“”„«»%°。，：！？])*")
-PARTS = re.compile(r"\s*\(([^()]*)\)\s*\Z|\s*(?:;|,\s|\bor\b)\s*")
+PARTS = re.compile(r"\(([^()]*)\)\s*\Z|;|,\s|\bor\b")
 COMMA = re.compile(r"\d,\d{1,2}(?!\d)|\.\d{3},\d")
 POINT = re.compile(r"\d\.\d{1,2}(?!\d)|,\d{3}\.\d")
 VARIABLES = re.compile(r"(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])")
@@ -115,7 +115,7 @@ def plain(gold: str, commas: bool = False) -> str:
         return f"{whole * denominator + numerator}/{denominator}"
     if match := LETTER.fullmatch(gold) or QUOTED.fullmatch(gold):
         return next(filter(None, match.groups()))
-    first, *others = filter(None, PARTS.split(gold))
+    first, *others = [part.strip() for part in PARTS.split(gold) if part and part.strip()] or [gold]
     if others and all(compare(first, other)[0] is Verdict.CORRECT for other in others):
         return first
     number = _one_number(gold)
