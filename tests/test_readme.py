@@ -76,7 +76,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 NOT_RUN = [block for block in BLOCKS if block.text.startswith("# needs: ")]
 RUN = [block for block in BLOCKS if block not in NOT_RUN]
 EXAMPLES = [
-    re.sub(r"my_recipe|a(?=\.json)|b(?=\.json)", "MINE", example)
+    re.sub(r"my_recipe|a(?=\.json)|b(?=\.json)", "MINE", example.partition(" < ")[0])
     for command in COMMANDS.values()
     for example in command.examples
 ]
