@@ -55,38 +55,62 @@ def adapter_sync(vllm_sync: str, args: Any) -> Iterator[None]:
     if not args.use_vllm:
         yield
         return
-    trl_class, make_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
-    shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
-
-    def generation(**kwargs: Any) -> VLLMGeneration:
-        """Take the place of TRL's class. All ranks call this."""
-        with restored_methods(kwargs["model"]):
-            if vllm_sync == "adapter" and is_peft_model(kwargs["model"]):
-                return AdapterGeneration(args, shared, **kwargs)
-            if shared:
-                raise cannot_share("no adapter is trained, so the base changes")
-            if getattr(args, "staleness", 0):
-                reason = "needs an adapter: full weights would change while the server samples"
-                raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
-            if vllm_sync == "adapter":
-                switched_off("adapter sync", "no adapter is trained")
-            if args.vllm_mode == "server":
-                # TRL waits without a word, and its error comes with the tracebacks of two libraries. TRL's own server
-                # has no version.
-                server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
-                start = start_line(kwargs["model"], args, server.url)
-                broadcast_from_main(partial(wait, server, args.vllm_server_timeout, start, has_version=False))
-            return trl_class(**kwargs)
-
     if args.vllm_mode == "server":
         one_line_for_lost_servers()
+    choice = GenerationChoice(vllm_sync, args)
     # TRL has no argument for these: its constructors look them up by name in these modules.
-    make = partial(shared.create, make_model) if shared else make_model
     with (
-        replaced(grpo_trainer, VLLMGeneration=generation, create_model_from_path=make),
+        replaced(grpo_trainer, VLLMGeneration=choice.generation, create_model_from_path=choice.create_model),
         replaced(vllm_generation, VLLMClient=KeyedClient),
     ):
         yield
+
+
+class GenerationChoice:
+    """Two functions of TRL's module while its trainer's constructor runs: one makes the policy, one what generates.
+
+    All ranks call both.
+    """
+
+    def __init__(self, vllm_sync: str, args: Any) -> None:
+        self.args = args
+        self.asks_for_adapter = vllm_sync == "adapter"
+        self.shared = SharedBase() if getattr(args, "vllm_share_weights", False) else None
+        self.trl_class, self.trl_create_model = grpo_trainer.VLLMGeneration, grpo_trainer.create_model_from_path
+
+    def create_model(self, path: str, **kwargs: Any) -> Any:
+        return (
+            self.shared.create(self.trl_create_model, path, **kwargs)
+            if self.shared
+            else self.trl_create_model(path, **kwargs)
+        )
+
+    def generation(self, **kwargs: Any) -> VLLMGeneration:
+        with restored_methods(kwargs["model"]):
+            if self.asks_for_adapter and is_peft_model(kwargs["model"]):
+                return AdapterGeneration(self.args, self.shared, **kwargs)
+            self._refuse_without_adapter()
+            if self.args.vllm_mode == "server":
+                self._wait_for_server(kwargs["model"])
+            return self.trl_class(**kwargs)
+
+    def _refuse_without_adapter(self) -> None:
+        """Raise `ConfigError` for settings that need an adapter, and log that TRL sends whole weights."""
+        if self.shared:
+            raise cannot_share("no adapter is trained, so the base changes")
+        if getattr(self.args, "staleness", 0):
+            reason = "needs an adapter: full weights would change while the server samples"
+            raise ConfigError("staleness", 1, reason, "train with use_peft, or leave it at 0")
+        if self.asks_for_adapter:
+            switched_off("adapter sync", "no adapter is trained")
+
+    def _wait_for_server(self, model: Any) -> None:
+        """Wait with a line. TRL waits without one, and its error comes with the tracebacks of two libraries."""
+        args = self.args
+        server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
+        start = start_line(model, args, server.url)
+        # TRL's own server has no version.
+        broadcast_from_main(partial(wait, server, args.vllm_server_timeout, start, has_version=False))
 
 
 def start_line(model: Any, args: Any, url: str, rank: int = 0) -> str:
