@@ -55,6 +55,7 @@ TORCH = {  # what computes, or hands on to what computes; all else starts withou
         "trainer.meter",
     ),
     *(
+        "trainer.constructor",
         "trainer.loading",
         "trainer.loss_settings",
         "trainer.trainer_parts",
@@ -72,6 +73,7 @@ TRL = {  # of these, what needs TRL itself
     *("train.measure", "train.program", "train.resuming"),
     *("checks.compared", "checks.selftest"),
     *(
+        "trainer.constructor",
         "trainer.rollout_queue",
         "trainer.row_scorer",
         "trainer.updates",

@@ -105,7 +105,10 @@ class GenerationChoice:
             switched_off("adapter sync", "no adapter is trained")
 
     def _wait_for_server(self, model: Any) -> None:
-        """Wait with a line. TRL waits without one, and its error comes with the tracebacks of two libraries."""
+        """Wait for the server, and log that. All ranks call this.
+
+        TRL waits without a line, and its error comes with the tracebacks of two libraries.
+        """
         args = self.args
         server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
         start = start_line(model, args, server.url)

@@ -76,8 +76,11 @@ class Grader:
         trains = self.trainer.model.training
         return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
-    def gather_rewards(self, trl_method: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
-        """Return the rewards (B, F) of all ranks. ``trl_method``: TRL's `_calculate_rewards`. All ranks call this."""
+    def gather_rewards(self, trl_calculate_rewards: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
+        """Return the rewards (B, F) of all ranks. All ranks call this.
+
+        ``trl_calculate_rewards``: TRL's `_calculate_rewards`.
+        """
         trainer, (_, completions, ids) = self.trainer, arguments
         added: dict[str, Any] = {GRADE_TIMEOUT: self.timeout, MAX_LENGTH: trainer.max_completion_length}
         grades = None
@@ -93,7 +96,7 @@ class Grader:
             one if isinstance(one, torch.nn.Module) else guarded(one, added, errors) for one in trainer.reward_funcs
         ]
         with replaced(trainer, reward_funcs=functions):
-            rewards = trl_method(inputs, *arguments)
+            rewards = trl_calculate_rewards(inputs, *arguments)
         # After TRL's gather of the rewards: a rank that raised before it would leave the others waiting there.
         error = errors[0] if errors else None
         if message := agree_on_first(str(error) if error else None):

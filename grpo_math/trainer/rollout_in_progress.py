@@ -124,12 +124,12 @@ class RolloutMaker:
     table: dict[str, Any] | None = None
     patched: bool = False
 
-    def gather_rows(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
-        """Return TRL's dict of this rank's rows of a rollout. ``trl_method``: TRL's `_generate_and_score_completions`.
+    def gather_rows(self, trl_generate_and_score: Callable[[Any], Rows], inputs: list[dict[str, Any]]) -> Rows:
+        """Return TRL's dict of this rank's rows of a rollout. All ranks call this.
 
-        All ranks call this.
+        ``trl_generate_and_score``: TRL's `_generate_and_score_completions`.
         """
-        trainer, gather = self.trainer, partial(self._gather_rollout, trl_method)
+        trainer, gather = self.trainer, partial(self._gather_rollout, trl_generate_and_score)
         trains, tokens_seen = trainer.model.training, trainer.state.num_input_tokens_seen
         with self.queue.training_batch() if trains else nullcontext():
             rollout = gather(inputs, 0)
@@ -152,7 +152,9 @@ class RolloutMaker:
         rollout.write(trainer._logs, self.meter.log())
         return rows
 
-    def _gather_rollout(self, trl_method: Callable[[Any], Rows], inputs: list[dict[str, Any]], first: int) -> Rollout:
+    def _gather_rollout(
+        self, trl_generate_and_score: Callable[[Any], Rows], inputs: list[dict[str, Any]], first: int
+    ) -> Rollout:
         """Sample, score and grade a completion of each row. ``first``: the number of the first group.
 
         Writes nothing into the trainer except seconds and tokens. All ranks call this.
@@ -165,7 +167,7 @@ class RolloutMaker:
         outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
         self.grader.graded = None
         with replaced(self, table=trainer._logs), replaced(trainer, **outputs, **self._settings_for_trl()):
-            rows = trl_method(inputs)
+            rows = trl_generate_and_score(inputs)
         draft.drop(earlier, trainers)
         if "importance_sampling_ratio" in rows and geometric:
             # TRL's weights and their metrics are those of token_truncate.

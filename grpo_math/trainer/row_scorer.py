@@ -91,9 +91,9 @@ class RowScorer:
         self.decided_for = model_state(self._models)
 
     def score(
-        self, trl_method: Callable[..., scoring.Scores], *rows: Any, group: Tensor | None, **kwargs: Any
+        self, trl_score: Callable[..., scoring.Scores], *rows: Any, group: Tensor | None, **kwargs: Any
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_method``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+        """Return the scores of rows. ``trl_score``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
 
         All ranks call this.
         """
@@ -103,9 +103,9 @@ class RowScorer:
         with offload, experts_for_trl(config) if kwargs["compute_aux_loss"] else nullcontext():
             packed: Any = self.packed
             # A script may have replaced TRL's method.
-            if packed is not None and not is_foreign(trl_method):
-                return packed(trl_method, *rows, group=group, **kwargs)
-            logps, *others = trl_method(*rows, **kwargs)
+            if packed is not None and not is_foreign(trl_score):
+                return packed(trl_score, *rows, group=group, **kwargs)
+            logps, *others = trl_score(*rows, **kwargs)
         # With device_map, the LM head may be on another GPU than the rows.
         device = rows[1].device
         entropies, loss = (value if value is None else value.to(device) for value in others)

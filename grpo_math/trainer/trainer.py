@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate import PartialState
 from accelerate.logging import get_logger
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback
@@ -39,29 +38,25 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference
-from grpo_math.errors import ConfigError, OutOfMemory, RewardError, UserError, with_type_of
+from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type_of
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.server_sampler import ServerSampler
-from grpo_math.generation.sync import adapter_sync
 from grpo_math.packing import scoring
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
-from grpo_math.run.bar import transformers_bars
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
 from grpo_math.run.resume import checkpoint_of_script
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
-from grpo_math.system.machine import use_physical_cores
 from grpo_math.system.replaced import replaced
-from grpo_math.system.user_functions import event_loop
-from grpo_math.trainer import console, contract, float16, gradients, loading, state, table
+from grpo_math.trainer import console, contract, float16, loading, state, table
 from grpo_math.trainer.config import MathGRPOConfig, as_math_config, pickled_without_tokens
-from grpo_math.trainer.loss_settings import without_advice_about_luspo
+from grpo_math.trainer.constructor import changed_trl, prepare_loaded, refuse_mixed_turns
 from grpo_math.trainer.reward_funcs import check_gold_answers, may_make_prompts, resolved
 from grpo_math.trainer.run_files import RunFiles, without_run_files, writes_run_files
-from grpo_math.trainer.teacher import check_teacher, load_teacher
+from grpo_math.trainer.teacher import check_teacher
 from grpo_math.trainer.trainer_parts import Parts
 
 if TYPE_CHECKING:
@@ -107,22 +102,14 @@ class MathGRPOTrainer(GRPOTrainer):
         model = absolute_path(model_path(model)) if isinstance(model, str) else model
         settings = as_math_config(args)
         speed_ups.forget()
-        for name, value in (("tools", tools), ("environment_factory", environment_factory)):
-            if value and args.use_vllm and args.world_size > 1:
-                reason = "needs one process, or no vLLM: TRL mixes up the turns of several processes"
-                raise ConfigError(name, value, reason, "train on one GPU")
-        # Before TRL's constructor loads weights, because the data may be refused.
+        # Before TRL's constructor loads weights: the settings and the data may be refused.
+        refuse_mixed_turns(args, tools=tools, environment_factory=environment_factory)
         warning = None
         if not may_make_prompts(type(self), train_dataset):
             warning = check_gold_answers(reward_funcs, train_dataset, environment_factory is not None)
-        teacher = settings.reference_model
-        if teacher:
+        if settings.reference_model:
             check_teacher(settings, model, processing_class)
-        # With beta 0, TRL loads no reference.
-        without_reference = replaced(args, beta=0.0) if teacher else nullcontext()
-        bars = transformers_bars(int(PartialState().is_main_process))
-        advice = without_advice_about_luspo(settings)
-        with adapter_sync(settings.vllm_sync, settings), bars, without_reference, advice:
+        with changed_trl(settings, args):
             super().__init__(
                 model,
                 resolved(reward_funcs),
@@ -139,16 +126,7 @@ class MathGRPOTrainer(GRPOTrainer):
                 rollout_func,
                 environment_factory,
             )
-        if self.accelerator.device.type == "cpu":
-            use_physical_cores()
-        if self._has_async_funcs:
-            # The tools, the rewards, and the checks of rewards before the run may share a client.
-            self.async_loop = event_loop()
-        gradients.keep_4bit_gradients(self.model)
-        float16.make_adapter_float32(self.model, self.accelerator)
-        if teacher:
-            self.beta = args.beta
-            self.ref_model = load_teacher(settings, self.model, self.accelerator)
+        prepare_loaded(self, settings)
         if warning:
             logger.warning(warning)
         trl: Any = super()

@@ -5,7 +5,7 @@ TRL annotates attributes as optional that are set by then, and its arguments as 
 These files read private attributes of TRL, because TRL has no other name for what they need. trainer_parts.py hands
 values to all other parts.
 
-- trainer.py: the overrides.
+- trainer.py, constructor.py: the overrides, and the steps around TRL's constructor.
 - updates.py, state.py: the rows of a rollout and the position in it.
 - rollout_in_progress.py, table.py: the metrics and the table that TRL writes.
 - loss_settings.py: the entropy bonus. largest_batch.py: the tokens of a prompt.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
         args: Any
         model: Any
+        optimizer: Any
         max_completion_length: int
         num_generations: int
         num_generations_eval: int

@@ -95,7 +95,7 @@ class Updates:
 
     # An optimizer step: methods in the order in which TRL calls them
 
-    def training_step(self, trl_method: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
+    def training_step(self, trl_training_step: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
         """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
 
         All ranks call this.
@@ -122,7 +122,7 @@ class Updates:
                     trainer._current_train_step_time += time.perf_counter() - started
                     started = time.perf_counter()
                 # TRL's method calls `_prepare_inputs` and `_compute_loss`.
-                loss = trl_method(model, inputs, *others)
+                loss = trl_training_step(model, inputs, *others)
                 break
             except torch.OutOfMemoryError as error:
                 # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
@@ -143,8 +143,8 @@ class Updates:
             self.result = self._reduce_result(done) if done and done.metrics.declared else StepResult({})
         return loss
 
-    def gather_inputs(self, trl_method: Callable[[Any], Any], batch: Any) -> Any:
-        """Return TRL's rows of a training step, or our training step. ``trl_method``: TRL's `_prepare_inputs`.
+    def gather_inputs(self, trl_prepare_inputs: Callable[[Any], Any], batch: Any) -> Any:
+        """Return TRL's rows of a training step, or our training step. ``trl_prepare_inputs``: TRL's `_prepare_inputs`.
 
         All ranks call this.
         """
@@ -153,13 +153,13 @@ class Updates:
             return batch
         trainer, args = self.trainer, self.trainer.args
         if not trainer.model.training:
-            return trl_method(batch)
+            return trl_prepare_inputs(batch)
         # Before TRL's method, which counts the training step.
         together = planned_together(trainer._step, args.steps_per_generation, args.gradient_accumulation_steps)
         number = together.index(trainer._step % args.steps_per_generation)
         # TRL's method may sample: memory that runs out there is not that of an update.
         self.current = None
-        inputs = trl_method(batch)
+        inputs = trl_prepare_inputs(batch)
         if number == 0:
             # A reward function may have changed the model.
             self.scorer.agree_to_pack()
@@ -182,17 +182,17 @@ class Updates:
         )
         return self.planner.gather_planned(trl_batches, self.budget.tokens)
 
-    def compute_loss(self, trl_method: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
-        """Return the loss of a training step, for the last backward pass. ``trl_method``: TRL's `_compute_loss`.
+    def compute_loss(self, trl_compute_loss: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
+        """Return the loss of a training step, for the last backward pass. ``trl_compute_loss``: TRL's `_compute_loss`.
 
         All ranks call this.
         """
         if not isinstance(inputs, TrainingStep):
             # Images, or a method of a script: TRL's loss, unless it lacks a term.
-            if is_foreign(trl_method):
+            if is_foreign(trl_compute_loss):
                 refuse_added_terms(self.trainer, self.settings, "a patch of GRPOTrainer._compute_loss")
             if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
-                return trl_method(model, inputs)
+                return trl_compute_loss(model, inputs)
             # An evaluation, or an update whose rows a method of a script gets.
             rows = {name: value for name, value in inputs.items() if name != "group"}
             inputs = TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))])
