@@ -208,7 +208,7 @@ def diagnose_whole(
     now = diagnose(lines, config, checkpoints)
     shown: dict[str, list[tuple[int, Finding]]] = {}
     passed: dict[str, int] = {}
-    for end in range(1, len(lines), -(-len(lines) // MOST_PREFIXES)):
+    for end in range(1, len(lines), max(1, -(-len(lines) // MOST_PREFIXES))):
         step = lines[end - 1][metrics.STEP]
         findings = {finding.check: finding for finding in diagnose(lines[:end], config, checkpoints)}
         for name, finding in findings.items():

@@ -173,7 +173,7 @@ def _pairs(golds: Sequence[Reading], answers: Sequence[Reading]) -> list[tuple[T
 def value(text: str) -> Fraction | None:
     r"""Return a text as a rational number, without units and labels, or None if it is not one.
 
-    >>> value("$1,200"), value(r"x = \frac{3}{4}"), value("five"), value("a lot")
+    >>> value("$1,200"), value(r"x = \frac{3}{4}"), value("5 apples"), value("a lot")
     (Fraction(1200, 1), Fraction(3, 4), Fraction(5, 1), None)
     >>> value(r"0.\overline{142857}"), value(r"3\frac{1}{4}\text{ cups}"), value("1.5 million"), value("-25%")
     (Fraction(1, 7), Fraction(13, 4), Fraction(1500000, 1), Fraction(-1, 4))

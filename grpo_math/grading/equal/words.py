@@ -1,6 +1,6 @@
 r"""Answers that are not expressions: choice letters and plain words.
 
->>> same_words("Tuesday", "It is tuesday", compare=None).value, same_words("12", "12", compare=None).value
+>>> same_words("Tuesday", "It is tuesday", compare=None).value, same_words("12", "13", compare=None).value
 ('equal', 'undecided')
 
 UNDECIDED means that expression.py has to read the texts.
