@@ -54,7 +54,7 @@ CHANGES = {
     ],
     "setting": [
         ("settings/data.py", "    dataset_limit: int", '    greeting: str = setting("", "Printed first.")\n'),
-        ("settings/data.py", "]\n",
+        ("settings/data.py", '    Rule(\n        "no_effect",',
          '    Rule("warning", "greeting", lambda s: s.seed and "morning" in s.greeting, "is early", "wait"),\n'),
     ],
     "use of a setting": [

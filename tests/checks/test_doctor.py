@@ -32,9 +32,10 @@ ONE_OF_EACH_CHECK = list(
         case["says"].rpartition("(")[2]: case for case in [case for case in CASES if case["says"].startswith("error")]
     }.values()
 )
-# What a machine without a GPU, a network or an optional package cannot have: no fault of a recipe.
+# What a machine without a GPU, a network, an optional package or a trained demo cannot have: no fault of a recipe.
 LACKING = re.compile(
     r"not installed|needs a GPU|HF_HUB_OFFLINE is set|needs the package|cannot be loaded from the Hub|did not come"
+    r"|reference_model='merged/demo'"
 )
 
 REWARDS = """
