@@ -1,11 +1,11 @@
-"""GRPO with Python as a tool: TRL's `tools=[...]`, and a program runs in a process of its own under bubblewrap.
+"""GRPO with Python as a tool: TRL's `tools=[...]`, and each program runs in a separate process under bubblewrap.
 
     python examples/python_tool.py                       # Qwen3-0.6B; needs bwrap: apt install bubblewrap
     python examples/python_tool.py --model MODEL --max_steps 200
 
-A program has no network, no environment, and no files except the system's, which it cannot change. Its time, memory,
-processes and output are limited. A bug in the kernel opens this sandbox. The chat template of the model has to support
-tools. At the end TRL's own loop evaluates held-out problems.
+A program has no network, no environment, and no files except the system's, which it cannot change. The time, memory,
+processes and output of a program are limited. A bug in the kernel opens this sandbox. The chat template of the model
+has to support tools. At the end TRL's own loop evaluates held-out problems.
 """
 
 from __future__ import annotations

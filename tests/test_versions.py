@@ -27,7 +27,7 @@ REQUIRED = {
         Requirement, (*PROJECT["dependencies"], *EXTRAS["demo"], *EXTRAS["deepspeed"], *EXTRAS["quant"])
     )
 }
-NOT_MOVED = {"deepspeed", "torch", "trl"}  # constraints-lowest.txt has the reasons
+NOT_MOVED = {"deepspeed", "torch", "trl"}  # .ci/constraints-lowest.txt has the reasons
 
 
 def pins(file: str) -> dict[str, Version]:
@@ -36,7 +36,7 @@ def pins(file: str) -> dict[str, Version]:
 
 
 def test_each_minimum_is_the_version_of_constraints_lowest():
-    lowest = pins("constraints-lowest.txt")
+    lowest = pins(".ci/constraints-lowest.txt")
     assert set(lowest) == set(REQUIRED) - NOT_MOVED
     for name, version in lowest.items():
         [minimum] = [Version(bound.version) for bound in REQUIRED[name] if bound.operator == ">="]
@@ -44,7 +44,7 @@ def test_each_minimum_is_the_version_of_constraints_lowest():
 
 
 def test_the_newest_versions_are_those_that_doctor_takes_for_tested():
-    newest = pins("constraints-newest.txt")
+    newest = pins(".ci/constraints-newest.txt")
     assert set(newest) == set(REQUIRED) - NOT_MOVED
     assert all(version in REQUIRED[name] for name, version in newest.items())
     tested = {canonicalize_name(name): [*tables][-1] for name, tables in stored().items()}
@@ -104,7 +104,7 @@ def solve(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def uv():
     try:
-        if error := solve("constraints-lowest.txt", "--no-deps").stderr:
+        if error := solve(".ci/constraints-lowest.txt", "--no-deps").stderr:
             pytest.skip(f"uv finds no package index: {error.strip().splitlines()[-1]}")
     except FileNotFoundError:
         pytest.skip("uv is not installed")

@@ -21,7 +21,7 @@ SHOWN = 80  # characters of an example
 PROSE, SENTENCE_WORDS = 5, 3  # words of a gold answer that nobody can match, and of one with a full stop
 
 WRAPPED = re.compile(r"\\(?:text|math)[a-z]*\s*\{([^{}]*)\}|[$~]")
-# A gold answer that says that there is none. Longer ones are prose.
+# A gold answer that means "no answer". Longer ones are prose.
 NO_GOLD = frozenset(
     (
         *("", "n/a", "n.a", "na", "nan", "none", "null", "[]", "tbd", "todo", "error", "unknown", "unsolved", "proof"),

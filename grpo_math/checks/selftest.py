@@ -67,7 +67,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "two rewards": {"rewards": [letters, some_lengths], "reward_weights": [1.0, -0.5]},
     "two normalized rewards": {"rewards": [letters, some_lengths], "reward_weights": [1.0, -0.5]}
     | {"multi_objective_aggregation": "normalize_then_sum", **SMALL},
-    # Its advantages are those of the group's mean, times 4 / 3 in a group of 4.
+    # The advantages are those of the group's mean, times 4 / 3 in a group of 4.
     "leave one out": {"scale_rewards": "none", "trl": {"reward_weights": [4 / 3]}}
     | {"ours": {"baseline": "leave_one_out"}},
     "clipped on three sides": {**TWO_UPDATES, "learning_rate": 0.5, "epsilon": 0.1, "epsilon_high": 0.15, "delta": 1.3},
@@ -129,7 +129,7 @@ class CannotTrain(UserError):
 
 @contextmanager
 def in_float32() -> Iterator[None]:
-    """Compute in float32 inside this context, whatever the environment or a start-up script has set."""
+    """Compute in float32 inside this context, also if the environment or a start-up script set another precision."""
     names = [name for name in os.environ if name.startswith("ACCELERATE_")]
     removed = {name: os.environ.pop(name) for name in names}
     precision, dtype = torch.get_float32_matmul_precision(), torch.get_default_dtype()
@@ -193,7 +193,7 @@ def difference(model: str, settings: dict[str, Any]) -> float:
     # Without a KL term, an update skips completions without advantage.
     whole = "beta" in settings and "gradient_accumulation_steps" not in settings
     of_weights, of_log = differences(ours, trl, whole)
-    # With settings of its own, TRL logs other rewards.
+    # With other settings, TRL logs other rewards.
     return of_weights if "trl" in settings else max(of_weights, of_log / 10)
 
 

@@ -145,8 +145,8 @@ class KeyedClient(VLLMClient):
         Server(self.base_url).wait(total_timeout)
 
     def init_communicator(self, device: Any = 0) -> None:
-        # vLLM's default is the address of the default route. Whoever reaches the port there can run code in the
-        # server, whose workers unpickle what they read.
+        # vLLM's default is the address of the default route. Anyone who reaches the port there can run code in the
+        # server, because the workers unpickle the data that they receive.
         if address := address_towards(str(self.host)):
             os.environ.setdefault("VLLM_HOST_IP", address)
         super().init_communicator(device)

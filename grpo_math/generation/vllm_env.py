@@ -24,7 +24,7 @@ GLIBC = {"x86_64": "2.31", "aarch64": "2.34"}  # the oldest that vLLM's packages
 def needed_in_training(settings: RunSettings) -> list[str]:
     """Return the packages that the environment of training needs for vLLM.
 
-    TRL imports vLLM to send whole weights to a server. A server that gets adapters has an environment of its own.
+    TRL imports vLLM to send whole weights to a server. A server that gets adapters has a separate environment.
 
     >>> lora = RunSettings({"use_vllm": True, "vllm_mode": "server", "use_peft": True, "load_in_4bit": True})
     >>> needed_in_training(lora), needed_in_training(lora.changed(vllm_mode="colocate"))

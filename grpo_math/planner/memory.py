@@ -217,7 +217,7 @@ def phases(
         backward[GATHERED] = min(shape.total, 1_000_000_000) * precise.stream
     updating = {**always, **backward, **update(shape, settings, precise, work)}
 
-    generator = Generator({}, {}, {})  # on GPUs of its own
+    generator = Generator({}, {}, {})  # on separate GPUs
     if generates == "transformers":
         generator = transformers_generation(machine, settings, zero, precise, batch)
     elif generates == "colocate":

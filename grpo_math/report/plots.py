@@ -98,7 +98,7 @@ PLOTS = (
     Plot(
         "Uniform groups",
         "Share of groups whose rewards are all equal, which have no gradient, and of groups whose answers are all "
-        "correct or all wrong, whatever their rewards.",
+        "correct or all wrong, with any rewards.",
         ((metrics.DEGENERATE, "equal rewards"), (metrics.ALL_RIGHT, "all correct"), (metrics.ALL_WRONG, "all wrong")),
     ),
     Plot(

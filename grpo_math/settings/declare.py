@@ -21,7 +21,7 @@ Facts = dict[str, dict[str, Any]]
 
 
 def setting(default: Any, help: str) -> Any:
-    """Return a dataclass field. Its metadata is the help alone, because transformers' parser passes them to argparse.
+    """Return a dataclass field. The metadata is only the help: transformers' parser passes all metadata to argparse.
 
     >>> setting(["accuracy"], "Reward functions.").metadata, setting(8, "Completions.").default
     (mappingproxy({'help': 'Reward functions.'}), 8)

@@ -1,4 +1,4 @@
-"""What the installed torch needs of a GPU and of its driver.
+"""Read the requirements of the installed torch: the kind of GPU and the driver.
 
 The build is read from torch/version.py, because importing torch takes seconds. If torch is imported already, torch
 itself is asked.

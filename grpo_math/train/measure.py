@@ -84,7 +84,7 @@ def shorten(config: MathGRPOConfig, rewards: list[Reward], problems: int) -> tup
         "eval_on_start": False,
         "load_best_model_at_end": False,
         "report_to": [],
-        "logging_strategy": "no",  # the bar would show rewards that are none of the run's
+        "logging_strategy": "no",  # the bar would show rewards of the measurement, not of the run
         "log_completions": False,
         "disable_tqdm": True,
     }

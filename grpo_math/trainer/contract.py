@@ -40,7 +40,7 @@ ALSO_READ = {
 # The fields of these classes, and of their bases, are settings.
 SETTINGS = ("GRPOConfig", "TrainingArguments")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-# The newest minor version of the other packages with which the tests passed (constraints-newest.txt; torch,
+# The newest minor version of the other packages with which the tests passed (.ci/constraints-newest.txt; torch,
 # DeepSpeed and vLLM: constraints-vllm.txt).
 NEWEST = {
     "torch": "2.13",

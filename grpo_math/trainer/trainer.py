@@ -443,7 +443,7 @@ class MathGRPOTrainer(GRPOTrainer):
             self._last_loaded_step = -1  # vLLM has the weights of the last step
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        # A recipe's run has a card of its own. TRL's would name "None" as the base if that is a folder.
+        # The run of a recipe has our card. TRL's card would name "None" as the base if the base is a folder.
         if not self.grpo_math.is_recipe_run:
             super().create_model_card(*args, **kwargs)
 
