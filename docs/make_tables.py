@@ -36,10 +36,10 @@ def settings() -> str:
 
 
 def _line(one: dataclasses.Field) -> str:
-    """Return the line of a field: the default as a recipe writes it, and the help text."""
+    """Return the line of a field: the default as a recipe writes it, and the first sentence of the help text."""
     default = _yaml(one.default_factory() if one.default is dataclasses.MISSING else one.default)
-    text = re.sub(r"docs/(\w+\.md)", r"[\1](\1)", one.metadata["help"])
-    return f"- **`{one.name}`** ({default}): {text}".replace(" ()", "")
+    text = one.metadata["help"].partition(". ")[0].rstrip(".")
+    return f"- **`{one.name}`** ({default}): {text}.".replace(" ()", "")
 
 
 def table(name: str) -> str:

@@ -31,8 +31,8 @@ def test_the_changelog_begins_with_the_version():
 
 
 def test_the_readme_and_the_pages_are_read_to_the_end():
-    assert len(README.splitlines()) <= 145
-    assert sum(len(text.split()) for text in PAGES.values()) <= 12_400
+    assert len(README.splitlines()) <= 130
+    assert sum(len(text.split()) for text in PAGES.values()) <= 11_500
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 from datasets import Dataset
 from hub_server import TOKENS, HubServer
 from launching import ROOT, run, write_program
@@ -33,6 +34,8 @@ def test_the_script_trains_a_step_and_saves_an_adapter(tiny, tmp_path):
     output = run([sys.executable, "examples/own_reward.py", *options], CUDA_VISIBLE_DEVICES="")
     assert re.search(r"^\{'loss': .*'rewards/concise/mean': ", output, re.MULTILINE)
     assert (tmp_path / "run/adapter/adapter_model.safetensors").exists()
+    command = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["command"]
+    assert command.startswith("python examples/own_reward.py --model ")
 
 
 @pytest.mark.full

@@ -16,7 +16,7 @@ class Evaluation:
     eval_split: str = setting("test", "The split to evaluate on.")
     eval_n: int | None = setting(
         None,
-        "Problems that are evaluated before and after training. 0: none. Default: 128, or fewer if fewer are "
+        "Problems that are evaluated before and after training; 0: none. Default: 128, or fewer if fewer are "
         "held out; 0 if no process contains the whole model and vLLM is off.",
     )
     heldout_every: int = setting(

@@ -68,9 +68,9 @@ class Loss(GRPOConfig):
 
     baseline: str = setting(
         "group_mean",
-        "The baseline subtracted from a reward: group_mean, leave_one_out, quantile, length_weighted, or none. "
-        "pass_at_k, w_reinforce, nsr: advantages of verdicts. Or module:function, which turns rewards (P, G) into "
-        "advantages (P, G).",
+        "The baseline subtracted from a reward: group_mean, leave_one_out, quantile, length_weighted, or none; or "
+        "advantages of verdicts: pass_at_k, w_reinforce, nsr; or module:function. The function turns rewards (P, G) "
+        "into advantages (P, G).",
     )
     train_completions: int = setting(
         0, "Train on this many completions of each prompt: those whose rewards vary most (PODS); 0: on all."
@@ -81,9 +81,10 @@ class Loss(GRPOConfig):
     )
     surrogate: str = setting(
         "clip",
-        "The loss of a token, which loss_type reduces. clip: PPO's. reinforce: the score function. gmpo: the geometric "
-        "mean of clipped ratios (epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. dppo, dppo_kl: the ratio "
-        "to the sampler, without tokens that moved too far. Or module:function.",
+        "The loss of a token, which loss_type reduces: clip, reinforce, gmpo, cispo, sapo, vespo, dppo, dppo_kl, or "
+        "module:function. clip: PPO's. reinforce: the score function. gmpo: the geometric mean of clipped ratios "
+        "(epsilon bounds their logarithms). cispo, sapo, vespo: TRL's. dppo, dppo_kl: the ratio to the sampler, "
+        "without tokens that moved too far.",
     )
     dppo_high: float = setting(0.2, "How far dppo lets the probability of a token with A > 0 rise (dppo_kl: in nats).")
     dppo_low: float = setting(0.2, "How far dppo lets the probability of a token with A < 0 fall (dppo_kl: in nats).")

@@ -19,8 +19,8 @@ class Run:
 
     prompts_per_step: int = setting(
         0,
-        "Prompts in one optimizer step, over all processes. per_device_train_batch_size then limits the rows of "
-        "one pass. 0: TRL's own fields decide.",
+        "Prompts in one optimizer step, over all processes; 0: TRL's own fields decide. With a number, "
+        "per_device_train_batch_size limits the rows of one pass.",
     )
     dry_run: bool = setting(False, "Do everything before the first step except the evaluation, then stop.")
     measure: bool = setting(
@@ -35,7 +35,7 @@ class Run:
     )
     watchdog_minutes: float = setting(
         20.0,
-        "After this many minutes without a step, every rank prints its stacks. 0: off. Keep it below ddp_timeout "
+        "After this many minutes without a step, every rank prints its stacks; 0: off. Keep it below ddp_timeout "
         "(30 minutes).",
     )
 

@@ -24,8 +24,8 @@ class Update(GRPOConfig):
     )
     max_tokens_per_micro_batch: int = setting(
         0,
-        "The most tokens in one pass of a packed update; a longer completion stays whole. 0: as many as TRL's "
-        "padded micro-batch would have.",
+        "The most tokens in one pass of a packed update; 0: as many as TRL's padded micro-batch would have. A longer "
+        "completion stays whole.",
     )
     activation_offloading: bool = setting(
         False,
@@ -34,14 +34,14 @@ class Update(GRPOConfig):
     )
     longest_first: bool | None = setting(
         None,
-        "Compute the largest possible micro-batch before the first step, so that running out of memory shows at "
-        "once. Default: on a GPU.",
+        "Compute the largest possible micro-batch before the first step (default: on a GPU). Running out of memory "
+        "shows at once.",
     )
 
     max_nonfinite_steps: int = setting(
         10,
-        "A step whose gradient is not finite changes no weight. This many of them in a row end the run, with a "
-        "checkpoint.",
+        "This many steps in a row whose gradient is not finite end the run, with a checkpoint. Such a step changes no "
+        "weight.",
     )
 
     @property

@@ -34,8 +34,8 @@ class Vllm(GRPOConfig):
 
     vllm_sync: str = setting(
         "adapter",
-        "The weights sent to vLLM when a PEFT adapter is trained. adapter: the adapter alone. merged: every "
-        "weight, as TRL does, also for DoRA and modules_to_save, which vLLM refuses in an adapter.",
+        "The weights sent to vLLM when a PEFT adapter is trained: adapter (alone), or merged (every weight, as TRL "
+        "does). DoRA and modules_to_save need merged, because vLLM refuses them in an adapter.",
     )
     vllm_share_weights: bool = setting(
         False, "Train an adapter on the weights of a colocated vLLM engine, instead of on a second copy of the base."

@@ -16,8 +16,7 @@ QUANTISED = {"load_in_4bit": True, "use_bnb_nested_quant": True}
 # Models whose measurements are shipped, the GB of a GPU, and the numbers of tokens to try.
 BY_CARD = (
     *(f"Qwen/Qwen3-{size}B" for size in ("0.6", "1.7", "4", "8", "14")),
-    *("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B"),
-    *("google/gemma-3-1b", "google/gemma-3-4b", "HuggingFaceTB/SmolLM3-3B", "openai/gpt-oss-20b"),
+    *("meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B", "google/gemma-3-4b", "openai/gpt-oss-20b"),
 )
 CARDS = (8, 12, 16, 24, 48, 80)
 TOKENS = (16384, 8192, 4096, 2048, 1024, 512)

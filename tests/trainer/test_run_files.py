@@ -3,7 +3,6 @@
 import fcntl
 import json
 import re
-import sys
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import transformers
 import yaml
 from datasets import Dataset
 from huggingface_hub.utils import filter_repo_objects
-from launching import ROOT, run
 from peft import LoraConfig
 from small_trainers import KINDS, letters
 from synthetic_run import quick_to_draw
@@ -330,17 +328,3 @@ def test_trls_own_trainer_can_be_evaluated_too(ours, tmp_path):
 def test_a_row_that_cannot_be_evaluated_is_named(row, message):
     with pytest.raises(ConfigError, match=f"row 0.*{message}.*its columns: {', '.join(row)}"):
         evaluate("embedded", [row])
-
-
-@pytest.mark.full
-def test_the_script_of_the_docs_runs(tiny, tmp_path):
-    text = (ROOT / "docs/start.md").read_text()
-    (script,) = re.findall(r"^```python\n(# sums\.py\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    for old, new in (('"embedded"', repr(tiny())), ("max_steps=40", "max_steps=2"), ("limit=64", "limit=4")):
-        assert old in script
-        script = script.replace(old, new)
-    (tmp_path / "sums.py").write_text(script)
-    run([sys.executable, "sums.py"], cwd=tmp_path)
-    run_dir = tmp_path / "runs/sums"
-    assert {"before.json", "after.json", "adapter"} <= {path.name for path in run_dir.iterdir()}
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["command"] == "python sums.py"
