@@ -180,7 +180,8 @@ class UnreadTokens:
     def add(self, failed: Tensor, stays: Tensor) -> None:
         """Add a token of the computed rows (R,): ``stays`` is False for a finished row."""
         self.counts.append(stays.sum().masked_fill(failed, -1))
-        self.random_states.append(_random_state(self.device))
+        if self.most > 1:
+            self.random_states.append(_random_state(self.device))
         self.stays = stays
 
     def is_due(self, length: int, longest: int) -> bool:

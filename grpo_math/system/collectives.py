@@ -99,9 +99,13 @@ def agree_on_first(value: str | None) -> str | None:
 
 def agree_on_all(value: bool) -> bool:
     """Return True on all processes if ``value`` is true on each of them."""
-    from accelerate.utils import gather_object
+    import torch
+    from accelerate import PartialState
+    from accelerate.utils import gather
 
-    return all(gather_object([value]))
+    state = PartialState()
+    # A tensor would make a single process wait for its GPU.
+    return value if state.num_processes == 1 else bool(gather(torch.tensor([value], device=state.device)).all())
 
 
 def agree_on_largest(number: int) -> int:

@@ -230,7 +230,7 @@ class RolloutMaker:
         size = self.grader.group_size
         sums = weighted(rollout.rewards, weights).view(-1, size)
         trained = settings.train_completions if trainer.model.training else 0
-        places = most_varied(sums, trained or size)
+        places = most_varied(sums, trained) if trained else torch.arange(size).expand(sums.shape)
         sums = sums.gather(1, places)
         if trainer.multi_objective_aggregation == "sum_then_normalize":
             lengths = None

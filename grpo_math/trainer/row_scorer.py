@@ -48,9 +48,9 @@ class RowScorer:
         self.packed = self._agree_on_scorer()
         for term in micro_batch_terms(trainer) if self.packed else []:
             switched_off("shared updates", f"{term} is computed over the rows of a micro-batch")
-        # The state of the models for which packing was decided.
+        self.tiled = tiled_mlp.tile_as_configured(self._models, trainer.args, trainer.accelerator)
+        # The state of the models for which packing and tiles were decided.
         self.decided_for: list[Any] | None = None
-        tiled_mlp.tile_as_configured(self._models, trainer.args, trainer.accelerator)
         self.offload: AbstractContextManager[Any] = (
             get_act_offloading_ctx_manager(trainer.model, warn_if_no_head=False)
             if settings.activation_offloading
@@ -77,13 +77,16 @@ class RowScorer:
         return scoring.PackedScorer(trainer.accelerator, self.budget, models)
 
     def agree_to_pack(self) -> None:
-        """Decide if rows are packed. Decide again if a script has changed a model. All ranks call this.
+        """Decide if rows are packed, and MLPs tiled. Decide again if a script has changed a model. All ranks call this.
 
-        Packed scores must not differ from those of TRL's method.
+        Packed scores must not differ from those of TRL's method. A look at all modules of a model takes as long as
+        sampling a token: call this only where a script may have run.
         """
         # Not in the constructor, because the model is not on its device yet.
-        if not self.settings.pack_updates or agree_on_all(self.decided_for == model_state(self._models)):
+        if agree_on_all(self.decided_for == model_state(self._models)):
             return
+        for mlp in self.tiled:
+            mlp.decide()
         self.packed = self._agree_on_scorer()
         if self.packed and not self.packed.agree_to_pack(self.trl_scoring(), self._models, self.tokenizer):
             self.packed = None

@@ -34,29 +34,28 @@ PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 LINEAR = ("Linear", "Linear4bit")
 
 
-def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> None:
+def tile_as_configured(models: list[Any], args: Any, accelerator: Any) -> list["TiledMLP"]:
     """Call `tile_layers` if the training arguments allow it."""
     # Without checkpointing, each tile would keep its tensors until the backward pass.
     if not args.gradient_checkpointing:
-        return
+        return []
     hindrances = {
         "use_reentrant": (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"),
         "torch_compile": args.torch_compile,
         f"{split_by(accelerator)}, which splits the weights": split_by(accelerator),
     }
     reason = next((reason for reason, applies in hindrances.items() if applies), None)
-    if reason or not tile_layers(models):
+    tiled = [] if reason else tile_layers(models)
+    if not tiled:
         switched_off("tiled MLP", reason or "no layer of the model ends with gate, up and down projections")
+    return tiled
 
 
-def tile_layers(models: list[Any]) -> int:
-    """Tile the MLPs of these models, and return their number."""
+def tile_layers(models: list[Any]) -> list["TiledMLP"]:
+    """Tile the MLPs of these models, and return them."""
     layers = [layer for model in models for layer in model.modules() if can_tile(layer)]
-    for layer in layers:
-        # An earlier trainer may have tiled them.
-        if "forward" not in vars(layer.mlp):
-            TiledMLP(layer)
-    return len(layers)
+    # An earlier trainer may have tiled them.
+    return [layer.mlp.forward.__self__ if "forward" in vars(layer.mlp) else TiledMLP(layer) for layer in layers]
 
 
 def can_tile(layer: Any) -> bool:
@@ -93,6 +92,8 @@ class TiledMLP:
         self.layer = layer
         self.mlp = layer.mlp
         self.norm = layer.post_attention_layernorm if type(layer).__name__ in NORMED else None
+        # Only code of libraries computes the MLP and its norm. `RowScorer` decides again if a script changes the model.
+        self.is_unaltered = True
         # The MLP's input, if its norm is computed in the tiles.
         self.not_normed: Tensor | None = None
         # Only ``forward`` is replaced. A new module would change the names of parameters in checkpoints.
@@ -102,6 +103,8 @@ class TiledMLP:
 
     def tiles(self, states: Tensor) -> int:
         """Return the number of tiles for these tokens."""
+        if not self.is_unaltered:
+            return 1
         if torch.is_grad_enabled():
             # transformers checkpoints a layer in training mode only.
             recomputed = self.layer.training and self.layer.gradient_checkpointing
@@ -109,8 +112,8 @@ class TiledMLP:
                 return 1
         return min(MAX_TILES, states.numel() // states.size(-1) // MIN_TOKENS)
 
-    def _is_unaltered(self) -> bool:
-        """Return True if only code of libraries computes the MLP and its norm. A script may change that at any time.
+    def decide(self) -> None:
+        """Find out if a script has changed how the MLP or its norm is computed. Such a layer has no tiles.
 
         A hook would get tiles in place of the MLP's tensors, and a new module or method might read another input.
         """
@@ -118,13 +121,12 @@ class TiledMLP:
         modules = [*self.mlp.modules(), *([norm] if norm is not None else [])]
         replaced = layer.mlp is not self.mlp or (norm is not None and layer.post_attention_layernorm is not norm)
         # A layer's hooks do not see the MLP, but a replaced forward method may compute something else.
-        if replaced or is_foreign(layer.forward, LIBRARIES) or any(map(is_altered, modules)):
+        self.is_unaltered = not (replaced or is_foreign(layer.forward, LIBRARIES) or any(map(is_altered, modules)))
+        if not self.is_unaltered:
             switched_off("tiled MLP", f"a hook, a method or a module of a script in {type(layer).__name__}")
-            return False
-        return True
 
     def defer_norm(self, states: Tensor) -> Tensor:
-        defers = self.tiles(states) > 1 and self._is_unaltered()
+        defers = self.tiles(states) > 1
         self.not_normed = states if defers else None
         return states if defers else class_forward(self.norm, states)
 
@@ -133,7 +135,7 @@ class TiledMLP:
         self.not_normed = None
         if deferred:
             return self._in_tiles(states, lambda tile: class_forward(self.mlp, class_forward(self.norm, tile)))
-        if self.tiles(states) < 2 or not self._is_unaltered():
+        if self.tiles(states) < 2:
             return class_forward(self.mlp, states)
         return self._in_tiles(states, lambda tile: class_forward(self.mlp, tile))
 

@@ -105,7 +105,8 @@ class Updates:
         if self.is_first:
             self.is_first = False
             gradients.refuse_frozen(trainer, self.settings)
-        self.scorer.agree_to_pack()
+        if self.step is None:
+            self.scorer.agree_to_pack()
         splits = not self._keeps_trl_batches
         # Not in the constructor, because `train` prepares the model.
         if self.dry_run_due:
@@ -159,10 +160,12 @@ class Updates:
         number = together.index(trainer._step % args.steps_per_generation)
         # TRL's method may sample: memory that runs out there is not that of an update.
         self.current = None
+        rollout = trainer._buffered_inputs
         inputs = trl_prepare_inputs(batch)
-        if number == 0:
-            # A reward function may have changed the model.
+        # A reward function may have changed the model.
+        if trainer._buffered_inputs is not rollout:
             self.scorer.agree_to_pack()
+        if number == 0:
             rows = [] if self._keeps_trl_rows else [trainer._buffered_inputs[step] for step in together]
             self.planned = self._gather_planned(rows) if rows else []
         self.current = self.planned[number] if self.planned else None

@@ -103,6 +103,23 @@ def test_code_of_libraries_is_no_alteration(ours):
     assert is_altered(model.model.layers[1].mlp)
 
 
+def test_a_step_looks_at_the_model_once_at_its_beginning_and_before_and_after_a_rollout(ours):
+    events = []
+
+    def rewards(completions, **columns):
+        events.append("rewards")
+        return letters(completions)
+
+    settings = {**STEPS, "num_iterations": 2, "max_steps": 2, "gradient_accumulation_steps": 4}
+    trainer = ours(rewards, **settings, per_device_train_batch_size=2)
+    scorer = trainer.grpo_math.scorer
+    agree = scorer.agree_to_pack
+    scorer.agree_to_pack = lambda: (events.append("look"), agree())
+    trainer.train()
+    # The second step has the rollout of the first one.
+    assert events == ["look", "look", "rewards", "look", "look"]
+
+
 class AtStep(TrainerCallback):
     """Changes the model before the second step."""
 
