@@ -71,46 +71,50 @@ COMMANDS = {
     "varnothing": "\\emptyset ", "varepsilon": "\\epsilon ",
 }  # fmt: skip
 COMMAND = re.compile(r"\\(not=|[A-Za-z]+)\s?")
-# Spaces, degrees and fonts that mean the same: (pattern, replacement), in order, before the commands.
+# Spaces, degrees and fonts that mean the same, in order, before the commands: (sign, pattern, replacement). Each text
+# that the pattern matches contains the sign.
 _I, _J, _K = (
     rf"\\(?:math(?:bf|rm)|boldsymbol|bm|vec|[wW]?hat|text|overrightarrow)\s*(?:\{{\s*)?\\?{letter}(?:math)?\s*\}}?"
     for letter in "ijk"
 )
 _INSIDE = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"  # balanced braces
 SPELLINGS = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+    (sign, re.compile(pattern), replacement)
+    for sign, pattern, replacement in (
         # 2i - 3j in bold is the vector (2, -3): a unit vector becomes the factor (1)
         (
+            "\\",
             rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*([+-][^,;=]{{0,60}}?){_K}\s*\Z",
             r"(\1(1),\2(1),\3(1))",
         ),
-        (rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*\Z", r"(\1(1),\2(1))"),
-        (r"(\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm|in)\]", r"\1"),  # the distance between two rows
-        (rf"\A\\(?:mathbf|boldsymbol|bm)\s*\{{((?![A-Za-z]*\}}){_INSIDE})\}}\Z", r"\1"),
+        ("\\", rf"\A([^,;=]{{0,60}}?){_I}\s*([+-][^,;=]{{0,60}}?){_J}\s*\Z", r"(\1(1),\2(1))"),
+        ("\\\\", r"(\\\\)\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm|in)\]", r"\1"),  # the distance between two rows
+        ("\\", rf"\A\\(?:mathbf|boldsymbol|bm)\s*\{{((?![A-Za-z]*\}}){_INSIDE})\}}\Z", r"\1"),
         # Braces around a whole answer. {1, 2} and {x | x > 1} are sets.
-        (rf"\A\{{((?![^,]*,(?!.*\\cup)|.*(?:[|:]|\\mid)){_INSIDE})\}}\Z", r"\1"),
-        (r",\\!\s*", ","),
-        (r"\\\*", "*"),  # Markdown
-        (r"\{:\}", ":"),
-        (r"\\!", ""),
-        (r"(?<=\d)(?<!\b0)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
-        (r"(?<=\d)\{,\}(?=\d)", "."),  # 2{,}5
-        (r"(?<=\d)(?:\\[,:; ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
-        (r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
-        (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
-        (r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)", ""),  # around a formula
+        ("{", rf"\A\{{((?![^,]*,(?!.*\\cup)|.*(?:[|:]|\\mid)){_INSIDE})\}}\Z", r"\1"),
+        (r",\!", r",\\!\s*", ","),
+        (r"\*", r"\\\*", "*"),  # Markdown
+        ("{:}", r"\{:\}", ":"),
+        (r"\!", r"\\!", ""),
+        ("{,}", r"(?<=\d)(?<!\b0)\{,\}(?=\d{3}(?!\d))", ","),  # 1{,}000
+        ("{,}", r"(?<=\d)\{,\}(?=\d)", "."),  # 2{,}5
+        ("", r"(?<=\d)(?:\\[,:; ]|~)(?=\d{3}(?!\d))", ""),  # 1\,000
+        ("", r"(?<!\\)((?:\\\\)*)\\[,;:> ]|~", r"\1 "),  # a double backslash ends a row
+        ("^", r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
+        ("\\", r"\\(?:mathbf|mathit|mathsf|mathnormal|boldsymbol|bm)\s*(?=\{[^{}]{0,200}\\)", ""),  # around a formula
         # Functions in an upright font. \\text{ min} and \\text{ sec} are units.
         (
+            "\\",
             r"\\(?:operatorname\*?|(?:mathrm|text)(?! ?\{ ?(?:min|max|sec)))"
             rf"\s*\{{\s*({'|'.join(FUNCTIONS | ALIASES.keys())})\s*\}}",
             r"\\\1 ",
         ),
         (
+            "\\",
             r"\\(?:operatorname(?=\*?\s*\{[A-Za-z ]*\})|(?:mathrm|mathbf|mathit|mathsf|mathnormal)(?![A-Za-z]))\*?\s*",
             r"\\text",
         ),
-        (r"\\(?:boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*", " "),
+        ("\\", r"\\(?:boldsymbol|bm|vec|overrightarrow)(?![A-Za-z])\*?\s*", " "),
     )
 ]
 PERCENT = re.compile(r"(?:(?<=[\d)}]) ?|(?<= ))\b(?:per ?cent|pct)\b\.?", re.IGNORECASE)
@@ -134,122 +138,154 @@ INTEGER = re.compile(
 MULTIPLE = re.compile(
     r"(?!.*(?:sin|cos|tan|cot|\^|\())(?:.*[^A-Za-z\\])?([mn]) ?\\pi(?![A-Za-z])"
 )  # n\pi, for any integer n
-# Forms that mean the same: (pattern, replacement), in order, after the commands. Each has a line in the examples.
-FORMS: list[tuple[re.Pattern[str], Any]] = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+# Forms that mean the same, as above, after the commands. Each has a line in the examples.
+FORMS: list[tuple[str, re.Pattern[str], Any]] = [
+    (sign, re.compile(pattern), replacement)
+    for sign, pattern, replacement in (
         (
+            "_",
             r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?",
             r"_{\1\2}",
         ),
-        (r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
-        (r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
-        (JOINS.pattern, r" \1 "),
-        (r"(?<=\d) ?\([A-Za-z][A-Za-z ]{1,30}\)(?= ?[-+*/=])", ""),  # $30 (fee) + $42 (parts)
-        (r"(?<=\d) x (?=\$?\d)", " * "),
-        (r"(?i:(?<=:\d\d) ?(?:\\text ?\{ ?)?([ap])\.? ?m(?![A-Za-z])\.? ?\}?)", lambda time: f" {time[1].lower()}m"),
-        (r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
-        (r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
-        (r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
-        (r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
+        (r"\text", r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
+        (r"\text", r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
+        ("\\", JOINS.pattern, r" \1 "),
+        ("(", r"(?<=\d) ?\([A-Za-z][A-Za-z ]{1,30}\)(?= ?[-+*/=])", ""),  # $30 (fee) + $42 (parts)
+        (" x ", r"(?<=\d) x (?=\$?\d)", " * "),
         (
+            ":",
+            r"(?i:(?<=:\d\d) ?(?:\\text ?\{ ?)?([ap])\.? ?m(?![A-Za-z])\.? ?\}?)",
+            lambda time: f" {time[1].lower()}m",
+        ),
+        ("\\", r"\\(?:[hv]?phantom|[hv]space\*?)\s*(?:\{[^{}]*\}|\S)|^\s*\\approx", " "),
+        ("", r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|[✓✔✅∎]\ufe0f?|\\text\s*\{\s*[.,]\s*\})\s*\Z", ""),
+        ("\\", r"\A(\\(?:underline|uline|ensuremath)\s*\{)+((?:[^{}]|\{[^{}]*\})*)\}+(?= ?\\text|\Z)", r"\2"),
+        ("&", r"&\s*(?=\\?(?:=|equiv|approx|[lg]eq?)(?![A-Za-z]))", ""),  # "x &= 5"
+        (
+            "\\",
             r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:label|tag\*?)\s*\{[^{}]*\}|\\(?:large|Large|LARGE|huge|Huge|small|normalsize)(?![A-Za-z])",
             "",
         ),
-        (r"\A\s*(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|because|boldsymbol)(?![A-Za-z])|∴|⇒)\s*", ""),
-        (r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
-        (r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
-        (r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
-        (r"(?<=\d\.)(\d+_)\{(\d+)\}", r"\1\2"),  # 0.11_{2}
-        (r" \(or ([^()]+)\)\Z", r" or \1"),
+        ("", r"\A\s*(?:\\(?:therefore|implies|Rightarrow|Longrightarrow|because|boldsymbol)(?![A-Za-z])|∴|⇒)\s*", ""),
+        (r"\dot", r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?", r"\\overline{\1\2\3}"),
+        (r"\dot", r"\\dot\s*\{?(\d)\}?(?=\s*\Z)", r"\\overline{\1}"),
+        ("(", r"(?<![\w)])\(([0-9A-F]+)\)\s*_", r"\1_"),
+        (".", r"(?<=\d\.)(\d+_)\{(\d+)\}", r"\1\2"),  # 0.11_{2}
+        (" (or ", r" \(or ([^()]+)\)\Z", r" or \1"),
         (
+            " (",
             r"(?:(?<=\d) \((?=[\d.]+(?:%| per))|(?<=%) \((?=[\d.]+\)))([\d.]+(?:%| ?per ?cent)?)\)\Z",
             r" or \1",
         ),  # 0.1 (10%)
-        (rf"\A\\text ?\{{ ?(?=\(?[A-J][).:] )({_INSIDE})\}}\Z", r"\1"),  # the text of an option
-        (r"\A\\text ?\{ ?[\"'“”„«»`]+([^{}]*?)[\"'“”„«»`]+ ?\}\Z", r"\1"),
-        (r"\\(?:begin|end) ?\{(?:aligned|align\*?|split|gathered|equation\*?)\}", ""),
-        (r" ?\\\\ ?&? ?(?==)", " "),  # a chain of several lines
+        (r"\text", rf"\A\\text ?\{{ ?(?=\(?[A-J][).:] )({_INSIDE})\}}\Z", r"\1"),  # the text of an option
+        (r"\text", r"\A\\text ?\{ ?[\"'“”„«»`]+([^{}]*?)[\"'“”„«»`]+ ?\}\Z", r"\1"),
+        ("\\", r"\\(?:begin|end) ?\{(?:aligned|align\*?|split|gathered|equation\*?)\}", ""),
+        ("\\\\", r" ?\\\\ ?&? ?(?==)", " "),  # a chain of several lines
         (
+            "(",
             r" ?(?:\\text ?\{ ?)?\((?:\\text ?\{ ?)?(?:\\approx|(?:about|approx(?:imately|\.)?|roughly) )[ }]{0,3}"
             r"([^()]+)\) ?\}?\Z",
             r" \\approx \1",  # \sqrt{2} (about 1.41)
         ),
-        (rf"(?<=\d)(?:['’][^\W\d_]{{2,5}}|-{FOREIGN}{{2,3}})\Z", ""),  # 48'dir, 5-ый
-        (r"(?<=\w)[,;]?(?: and)? \(?([b-e])\) ?(?=-?[\d$\\])", r", \1 = "),  # (a) 3, (b) 5
-        (r"\A\(?a\) ?(?=[^=]*, b = )", "a = "),
+        ("", rf"(?<=\d)(?:['’][^\W\d_]{{2,5}}|-{FOREIGN}{{2,3}})\Z", ""),  # 48'dir, 5-ый
+        (")", r"(?<=\w)[,;]?(?: and)? \(?([b-e])\) ?(?=-?[\d$\\])", r", \1 = "),  # (a) 3, (b) 5
+        (", b = ", r"\A\(?a\) ?(?=[^=]*, b = )", "a = "),
         (
+            "",
             r"(?<=\d)\s*\^\s*\{?\s*(?:\\text\s*)?\{\s*(?:st|nd|rd|th)\s*\}\s*\}?|(?:(?<=1)st|(?<=2)nd|(?<=3)rd|(?<=\d)th)\b",
             "",
         ),
-        (r"(\\equiv.*)\\mod(?![a-z])", r"\1\\pmod"),
-        (r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
-        (r"\A一?共有?\s*(?=\d)", ""),
-        (r"(?<![A-Za-z\\])(?i:mph)\b", "mile per hour"),
-        (r"(?<![A-Za-z\\])(?i:km?ph|kmh)\b", "km per hour"),
+        (r"\equiv", r"(\\equiv.*)\\mod(?![a-z])", r"\1\\pmod"),
+        ("项", r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
+        ("共", r"\A一?共有?\s*(?=\d)", ""),
+        ("", r"(?<![A-Za-z\\])(?i:mph)\b", "mile per hour"),
+        ("", r"(?<![A-Za-z\\])(?i:km?ph|kmh)\b", "km per hour"),
         # 1 p.m. on Monday
         (
+            "day",
             r"\A(?:\\text\s*\{\s*)?(\d[\d:]*[^{}\d]{0,8}?),? (?:on )?"
             r"((?i:mon|tues|wednes|thurs|fri|satur|sun)day)\s*\}?\Z",
             r"\2 \1",
         ),
         # "12 more apples than oranges" has a unit; "12 more than x" does not
         (
+            " than ",
             r"(?<=\d)(\s*(?:\\text\s*\{\s*)?(?:(?:more|fewer|less) [a-z]{3,}|[a-z]+ [a-z]{2,}er)) "
             r"than (?=[A-Za-z]{3,}(?: [A-Za-z]+)*\s*\}?\Z)",
             r"\1 ",
         ),
-        (r"\A\\triangle\s*[A-Z]{3}\s*\\text\s*\{\s*(?=is an? )", r"\\text{it "),
-        (r"(?<=\d)\s*[万萬](?!\d)", "*10^4 "),
-        (r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
-        (r"(?<=\d) ?(?:lakhs?|lacs?|लाख|লাখ|লক্ষ)(?![^\W_])", "*10^5 "),
-        (r"(?<=\d) ?(?:crores?|करोड़|কোটি)(?![^\W_])", "*10^7 "),
-        (r"(?<=\$)( ?[\d.,]*\d) ?([kKMB])\Z", lambda money: f"{money[1]} {MAGNITUDES[money[2].upper()]}"),  # $60K
-        (r"(?<=[\dA-F]),? \(?(?:in )?base (\d+)\)?\Z", r"_{\1}"),
-        (r"(?<=\d)/-\Z", ""),  # Rs 1500/-
-        (r"\Ahalf\Z", r"\\frac{1}{2}"),
-        (r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z", r"\1\\overline{\2}"),
-        (r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
-        (r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
-        (r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
-        (r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
-        (r"\\text\s*\{\s*\}", ""),
+        (r"\triangle", r"\A\\triangle\s*[A-Z]{3}\s*\\text\s*\{\s*(?=is an? )", r"\\text{it "),
+        ("", r"(?<=\d)\s*[万萬](?!\d)", "*10^4 "),
+        ("", r"(?<=\d)\s*[亿億](?!\d)", "*10^8 "),
+        ("", r"(?<=\d) ?(?:lakhs?|lacs?|लाख|লাখ|লক্ষ)(?![^\W_])", "*10^5 "),
+        ("", r"(?<=\d) ?(?:crores?|करोड़|কোটি)(?![^\W_])", "*10^7 "),
+        ("$", r"(?<=\$)( ?[\d.,]*\d) ?([kKMB])\Z", lambda money: f"{money[1]} {MAGNITUDES[money[2].upper()]}"),  # $60K
+        ("base ", r"(?<=[\dA-F]),? \(?(?:in )?base (\d+)\)?\Z", r"_{\1}"),
+        ("/-", r"(?<=\d)/-\Z", ""),  # Rs 1500/-
+        ("half", r"\Ahalf\Z", r"\\frac{1}{2}"),
         (
+            "dots",
+            r"(?<![\d.])(\d{0,40}\.\d{0,40}?)(\d{1,6}?)\2{2,}\s*\\[lc]?dots(?:\s*\{\s*\})?\s*\Z",
+            r"\1\\overline{\2}",
+        ),
+        (r"\mu", r"\\mu\s*\\text\s*\{\s*", r"\\text{μ"),
+        (r"\Omega", r"\\text\s*\{\s*([kMGmnp])\s*\}\s*\\Omega", r"\\text{\1Ω}"),
+        (r"\pi", r"\A(.{0,60}?\\pi(?![A-Za-z]).{0,30}?)\s*(?:\\text\s*\{\s*)?\brad(?:ian)?s?\s*\}?\Z", r"\1"),
+        (r"\text", r"\\text\s*\{\s*(hundred|thousand|million|billion|trillion)s?\b\s*", r" \1 \\text{"),
+        (r"\text", r"\\text\s*\{\s*\}", ""),
+        (
+            "",
             r"\A(\d+)\s*(?:\\text\s*\{\s*)?"
             r"(?:(?:with )?(?:an? )?[Rr]emainder(?: of)?|[Rr]\.?|rem\.?|[Rr]est[eo]?|остаток|余[り数]?|나머지)"
             r"\s*\}?\s*(\d+)\Z",
             r"\1 remainder \2",
         ),
-        (r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ":00"),
-        (r"\A(\d{1,2})(?::|h|\.(?=.*(?:[ap]\.?m|Uhr|uur)))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)", r"\1:\2"),
+        ("o'clock", r"(?<=\d)\s*(?:\\text\s*\{\s*)?o'clock\s*\}?\Z", ":00"),
         (
+            "",
+            r"\A(\d{1,2})(?::|h|\.(?=.*(?:[ap]\.?m|Uhr|uur)))([0-5]\d)(?: ?(?:Uhr|uur|h))?(?= ?[ap]\.?m|\Z)",
+            r"\1:\2",
+        ),
+        (
+            "",
             r"\A(\d{1,2}) ?(?:[点點時时시] ?(\d\d) ?[分분]|(?:Uhr|uur))\Z",
             lambda clock: f"{clock[1]}:{clock[2] or '00'}",
         ),
-        (r"(?<=\d) (?:in the (?:(morning)|afternoon|evening)|at night)\Z", lambda clock: " am" if clock[1] else " pm"),
-        (r"(?<=\d)['’](?=\d{3}(?!\d))", ""),  # 1'234
-        (r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
         (
+            "",
+            r"(?<=\d) (?:in the (?:(morning)|afternoon|evening)|at night)\Z",
+            lambda clock: " am" if clock[1] else " pm",
+        ),
+        ("", r"(?<=\d)['’](?=\d{3}(?!\d))", ""),  # 1'234
+        (r"\text", r"\\text\s*\{\s*\(([^{}()]{2,})\)\s*\}", r"\\text{\1}"),
+        (
+            r"\frac",
             r"\\frac\s*\{(?:\\text\s*\{)?\s*([cdkm]?m|mi|miles?|g|kg)\s*\}{1,2}\s*\{(?:\\text\s*\{)?\s*(h|hr|hour|s|min|L|m|cm)\s*\}{1,2}",
             r"\\text{ \1/\2}",
         ),
-        (r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
-        (r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
-        (r"\A\\text\s*\{\s*(Rs?\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
-        (r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
-        (r"\|\s*\.(?=-?\d)|\\left\s*\||\\right\s*\.", "|"),
+        (r"\prime", r"\s*\^\s*\{?\s*\\prime(?![A-Za-z])\s*\}?", "'"),
+        (r"\text", r"\\text\s*\{\s*([<>=]=?)\s*\}", r"\1"),
+        (r"\text", r"\A\\text\s*\{\s*(Rs?\.?|[A-Z]{3}|[$€£¥₹])\s*\}\s*", r"\1 "),
+        ("_", r"_\s*\{?\s*(?:\\text\s*\{\s*)?\\?(?:max|min)\s*\}{0,2}(?=\s*=)", ""),
+        ("", r"\|\s*\.(?=-?\d)|\\left\s*\||\\right\s*\.", "|"),
         (
+            r"\end",
             r"\A(?:\\begin\s*\{cases\}|\\\{\s*\\begin\s*\{array\}\s*\{[lcr| ]*\})(?=[^&]*=[^&]*\\\\)"
             r"([^&]*?)[.,;]?\s*\\end\s*\{(?:cases|array)\}(?:\s*\.)?\Z",
             r"\1",
         ),
-        (r"\A(?!.*\\begin)(.*?[^\s,.;])[,;]?\s*\\\\\s*(?=[A-Za-z]\S* ?=|[a-z] ?[+-])", r"\1, "),
-        (r"(?:,\s*|\s+|\\text\s*\{\s*,?\s*)(?:for (?:all|every|any|each)\b|\\forall(?![A-Za-z])).{1,80}\Z", ""),
-        (r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
-        (r"\A\\text\s*\{\s*(?i:answer|final answer|total|sum|about|result)\s*:?\s*(?:\}\s*|(?=[^{}]*\}\Z))", r""),
-        (r"\A(?i:the )?(?i:final )?(?i:answer|total|sum|result)\s*(?:is)?:\s*", ""),
+        ("\\\\", r"\A(?!.*\\begin)(.*?[^\s,.;])[,;]?\s*\\\\\s*(?=[A-Za-z]\S* ?=|[a-z] ?[+-])", r"\1, "),
+        ("for", r"(?:,\s*|\s+|\\text\s*\{\s*,?\s*)(?:for (?:all|every|any|each)\b|\\forall(?![A-Za-z])).{1,80}\Z", ""),
+        (r"\in", r"(?<=[\w)}]),\s*[a-z]\s*\\in\s*\\(?:mathbb|text)\s*\{?\s*R\s*\}?(?:_\{?\+\}?|\^\{?\+\}?)?\Z", ""),
+        (
+            r"\text",
+            r"\A\\text\s*\{\s*(?i:answer|final answer|total|sum|about|result)\s*:?\s*(?:\}\s*|(?=[^{}]*\}\Z))",
+            r"",
+        ),
+        (":", r"\A(?i:the )?(?i:final )?(?i:answer|total|sum|result)\s*(?:is)?:\s*", ""),
         # "The minimum value of x is 4": the value at the end of a sentence
         (
+            "he",
             r"\A(?:\\text\s*\{\s*)?[Tt]he\b(?:(?!\bnot\b|\bor\b)[^=<>]){1,160}"
             r"(?:\b(?:is|are|value of|equals)\b|=)\s*\}?\s*(?=\S)(?![a-z]{2,}\s*\}?\Z)"
             r"(?!.*\b[A-Za-z]{4,}\b(?<!frac)(?<!sqrt))",
@@ -257,19 +293,17 @@ FORMS: list[tuple[re.Pattern[str], Any]] = [
         ),
         # A = \{x | x > 1\}
         (
+            "{",
             r"\A(?:[A-Z][^={}]{0,30}= ?)?\\?\{ ?[a-z](?: ?\\in[^|:]{1,20})? ?[|:] ?"
             r"([^|{}](?:[^{}]|\{[^{}]*\}){0,200}?) ?\\?\}\Z",
             r"\1",
         ),
-        (r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z", r"\1:\2"),
-        (r"(?<![A-Za-z\\])C_\{?(\d+)\}?\^\{?(\d+)\}?", r"C(\1, \2)"),
-        (r"(?<![A-Za-z\\])A_\{?(\d+)\}?\^\{?(\d+)\}?", r"P(\1, \2)"),  # arrangements
-        (r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)", r"\1\\overline{\2}"),  # 0.(27)
+        (" to ", r"\A((?!0+ )\d+(?:\.\d+)?) to (\d+(?:\.\d+)?)\Z", r"\1:\2"),
+        ("C_", r"(?<![A-Za-z\\])C_\{?(\d+)\}?\^\{?(\d+)\}?", r"C(\1, \2)"),
+        ("A_", r"(?<![A-Za-z\\])A_\{?(\d+)\}?\^\{?(\d+)\}?", r"P(\1, \2)"),  # arrangements
+        (".", r"(?<![\d.])(\d*\.\d*)\((\d{1,60})\)", r"\1\\overline{\2}"),  # 0.(27)
     )
 ]
-
-# For speed: the forms of a text without a command.
-PLAIN_FORMS = [(pattern, replacement) for pattern, replacement in FORMS if not pattern.pattern.startswith(r"\\")]
 
 # The words of a condition in cases.
 CONDITIONS = (
@@ -312,8 +346,7 @@ def _clean(text: str) -> str:
             text = re.sub(r"\\\\(?=[A-Za-z]{2})", r"\\", text)
         if "quad" in text:
             text = re.sub(r"\\q?quad(?=[a-z])", " ", QUAD.sub(", ", JOINS.sub(r" \1 ", text)))
-        for pattern, replacement in SPELLINGS:
-            text = pattern.sub(replacement, text)
+        text = _rewritten(text, SPELLINGS)
         text = COMMAND.sub(lambda m: COMMANDS.get(m.group(1), m.group()), text)
         money = re.search(r"\$(?!\s?[\d.])", text) is None  # each dollar sign is a currency
         if money or text.count("$") % 2:
@@ -331,15 +364,21 @@ def _clean(text: str) -> str:
     text = re.sub(r"\s+", " ", text).strip()
     text = CASES.sub(_pairs, text)
     text = _without_parenthesis(text.strip())
-    for pattern, replacement in FORMS if "\\" in text else PLAIN_FORMS:
-        text = pattern.sub(replacement, text)
-    text = text.strip()
+    text = _rewritten(text, FORMS).strip()
     if integer := INTEGER.search(text):
         text = re.sub(rf"(?<![A-Za-z\\]){integer[1]}(?![A-Za-z])", "k", text[: integer.start()])
     elif (multiple := MULTIPLE.match(text)) and not re.search(r"(?<![A-Za-z\\])k(?![A-Za-z])", text):
         text = re.sub(rf"(?<![A-Za-z\\]){multiple[1]}(?![A-Za-z])", "k", text)
     text = PERCENT.sub("%", text)
     return strip_wrappers(re.sub(r"\s+", " ", text.removeprefix("=")))
+
+
+def _rewritten(text: str, forms: list[tuple[str, re.Pattern[str], Any]]) -> str:
+    for sign, pattern, replacement in forms:
+        # For speed: most texts have the signs of a few forms.
+        if sign in text:
+            text = pattern.sub(replacement, text)
+    return text
 
 
 def _without_parenthesis(text: str) -> str:
