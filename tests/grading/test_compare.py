@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from grpo_math.grading import Verdict, grade, grade_batch
 from grpo_math.grading.equal import exact, units
-from grpo_math.grading.equal.clean import clean
+from grpo_math.grading.equal.clean import FORMS as NORMAL_FORMS
+from grpo_math.grading.equal.clean import SPELLINGS, clean
 from grpo_math.grading.equal.compare import QUICK_CHARACTERS, compare
 from grpo_math.grading.equal.expression import TooLarge, Unreadable, parse
 from grpo_math.grading.equal.numeric import NUMERIC
@@ -164,6 +165,12 @@ def test_another_form_of_a_value_is_right_and_another_value_is_not():
         if (verdict is RIGHT) != (label == "same") or quick not in (OPEN, verdict):
             mistakes.append((label, gold, answer, quick, verdict))
     assert mistakes == []
+
+
+def test_a_text_that_a_form_matches_has_its_sign():
+    texts = FORMS.read_text(encoding="utf-8").split("\t")
+    for sign, pattern, _ in (*SPELLINGS, *NORMAL_FORMS):
+        assert all(sign in text for text in texts if pattern.search(text)), pattern
 
 
 @pytest.mark.parametrize(
