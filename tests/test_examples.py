@@ -111,15 +111,19 @@ def test_the_environment_of_the_example_pays_a_solution_and_takes_a_fifth_for_ea
 
 
 @pytest.mark.full
-def test_supervised_fine_tuning_leaves_a_whole_model(tiny, tmp_path):
+@pytest.mark.parametrize("data", ["of a run", "solved"])
+def test_supervised_fine_tuning_leaves_an_adapter_that_a_recipe_trains_further(data, tiny, tmp_path):
     row = {"prompt": [{"role": "user", "content": "1 + 1?"}], "completion": [{"role": "assistant", "content": "2"}]}
     rows = [{**row, "verdict": verdict, "in_format": True, "truncated": False} for verdict in ("correct", "wrong")]
     (tmp_path / "completions").mkdir()
     Dataset.from_list(rows).to_parquet(tmp_path / "completions/completions_00001.parquet")
-    options = ["--model", tiny(), "--run", str(tmp_path), "--output_dir", str(tmp_path / "sft")]
-    run([sys.executable, "examples/sft_warm_start.py", *options, "--max_steps", "1"], CUDA_VISIBLE_DEVICES="")
-    assert (tmp_path / "sft/model.safetensors").exists()
-    assert not (tmp_path / "sft/adapter_config.json").exists()
+    options = ["--model", tiny(), "--output_dir", str(tmp_path / "sft"), "--max_steps", "1"]
+    options += ["--run", str(tmp_path)] * (data == "of a run")
+    run([sys.executable, "examples/sft_warm_start.py", *options], CUDA_VISIBLE_DEVICES="")
+    words = ["train", "demo_cpu", "--adapter", str(tmp_path / "sft"), "--output_dir", str(tmp_path / "grpo")]
+    words += ["--model_name_or_path", tiny(), "--max_steps", "1", "--per_device_train_batch_size", "8", "--eval_n", "2"]
+    run([sys.executable, "-m", "grpo_math.cli", *words, "--heldout_every", "0"], CUDA_VISIBLE_DEVICES="")
+    assert (tmp_path / "grpo/adapter/adapter_model.safetensors").exists()
 
 
 @pytest.mark.full

@@ -212,4 +212,6 @@ def check_own(command: str, *words: str) -> None:
 
 def check_recipe(words: list[str]) -> None:
     known = [str(ROOT / "launch/configs/demo_cpu.yaml") if Path(word).stem.isupper() else word for word in words]
-    assert recipe.read(known).problems == []
+    # The command before it makes this adapter.
+    made = "adapter='runs/sft' is not a folder"
+    assert [str(one) for one in recipe.read(known).problems if not str(one).startswith(made)] == []

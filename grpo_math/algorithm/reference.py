@@ -97,17 +97,21 @@ class Reference(TrainerCallback):
                 with _gathered([target], writes=True):
                     target.copy_(file.get_tensor(name))
 
-    def remove_adapter(self, folder: Path) -> None:
-        """Remove the adapter ``ref`` from a saved policy, because peft saves all adapters of a model."""
-        if self.model is None:
-            shutil.rmtree(folder / REFERENCE, ignore_errors=True)
-
     def _pairs(self) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
         """Yield (name in the reference, policy's parameter, reference's parameter) for each unshared parameter."""
         if self.model is None:
             return _adapter_pairs(self.policy)
         targets = dict(self.model.named_parameters())
         return ((name, source, targets[name]) for name, source in self.policy.named_parameters())
+
+
+def remove_reference(policy: Any, folder: Path) -> None:
+    """Remove the adapter ``ref`` from a saved policy, because peft saves all adapters of a model.
+
+    A run that resumes makes it again from the adapter that it began with. transformers 5.17 would load ``ref`` alone.
+    """
+    if REFERENCE in getattr(policy, "peft_config", {}):
+        shutil.rmtree(folder / REFERENCE, ignore_errors=True)
 
 
 def refuse_lost_reference(folder: Path) -> None:

@@ -58,8 +58,8 @@ class LoadedModels:
         prompt, model = self._prompt(name, question), self.models[name]
         (ids,) = token_ids(model.tokenizer, [prompt], template_kwargs=self.request.template_kwargs)
         request = replace(self.request, temperature=temperature)
-        # The base of an adapter is the same model without it.
-        is_base = name == "base" and model.adapter is not None
+        # The base of a new adapter is the same model without it.
+        is_base = name == "base" and model is self.models.get("trained")
         with model.weights.disable_adapter() if is_base else nullcontext():
             (completion,) = with_model(model.weights, model.tokenizer, request, show)([ids], seed)
         return completion
@@ -93,9 +93,10 @@ def _read(target: str, checkpoint: str | None) -> tuple[dict[str, ModelAndAdapte
 def _loaded(models: dict[str, ModelAndAdapter], request: Request) -> dict[str, Model]:
     """Load the models now, so that an error comes before the first question.
 
-    An adapter's base is the same weights without the adapter, and is loaded once.
+    An adapter's base is the same weights without the adapter, and is loaded once. A run that has trained an adapter
+    further has two adapters.
     """
-    if len(models) == 2 and models["trained"][1] is not None:
+    if len(models) == 2 and models["base"][1] is None and models["trained"][1] is not None:
         models = dict.fromkeys(models, models["trained"])
     opened = {names: Model(*names, request=request) for names in models.values()}
     for model in opened.values():

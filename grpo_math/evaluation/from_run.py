@@ -18,8 +18,9 @@ from grpo_math.run import checkpoints
 from grpo_math.run.resume import PROBLEMS, problem_hash, run_config
 from grpo_math.run.weights import weights_in
 from grpo_math.settings.run_settings import RunSettings
+from grpo_math.settings.start_adapter import FILES, adapter_folder
 from grpo_math.settings.translate import is_off, refuse_not_here
-from grpo_math.system.reading import home, near
+from grpo_math.system.reading import home, is_folder, near
 
 
 class RunModels(NamedTuple):
@@ -55,13 +56,16 @@ def read(run_dir: str, output: str | None = None, checkpoint: str | None = None)
         raise ConfigError("run", run_dir, reason, "repeat the command that started it, which resumes it")
     kind, weights = trained_weights
     trained = (base, str(weights)) if kind == "adapter" else (str(weights), None)
+    # A run that has trained an adapter further began with that adapter, and not with the base alone.
+    if (start := config.get("adapter")) and not is_folder(start):
+        start = str(adapter_folder(start, FILES))
     # By the checkpoint's own name, because "best" may be another one tomorrow.
     default = f"evaluation-{trained_folder.name}" if checkpoint else "evaluation"
     columns = {entry["data"]: entry.get("columns") for entry in config.get("heldout") or ()}
     columns |= {config.get("eval_dataset"): config.get("eval_columns")}
     columns |= {config.get("dataset"): config.get("columns")}
     return RunModels(
-        models={"base": (base, None), "trained": trained},
+        models={"base": (base, start), "trained": trained},
         template=(template := recipe_template(config)),
         request=replace(request_from(config), template=template.name),
         columns={os.path.abspath(home(data)): columns for data, columns in columns.items() if data},

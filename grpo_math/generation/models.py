@@ -52,7 +52,7 @@ def _remedy(path: str, otherwise: str) -> str:
     """Return the remedy for a folder that is not a model, by the file that it contains."""
     remedies = {
         "config.yaml": "it is a run: evaluate it with --run, or merge it with grpo-math export RUN --merge DIR",
-        "adapter_config.json": "it is an adapter: give its base, or merge it with grpo-math export RUN --merge DIR",
+        "adapter_config.json": "it is an adapter: give its base, and this folder as adapter; or merge both",
     }
     return next((remedy for name, remedy in remedies.items() if (home(path) / name).exists()), otherwise)
 
@@ -216,14 +216,14 @@ def load_base(path: str, **options: Any) -> Any:
         return kind.from_pretrained(path, trust_remote_code=False, **options)
 
 
-def load_adapter(weights: Any, adapter: str, model: str) -> Any:
-    """Return the weights of ``model`` with an adapter."""
+def load_adapter(weights: Any, adapter: str, model: str, **options: Any) -> Any:
+    """Return the weights of ``model`` with an adapter. ``options``: of peft."""
     from peft import PeftModel
 
     with loading(adapter, f"weights for {model}", "adapter"), catch_warnings():
         # peft only warns, and leaves the layers as they are.
         filterwarnings("error", "Found missing adapter keys")
-        return PeftModel.from_pretrained(weights, adapter)
+        return PeftModel.from_pretrained(weights, adapter, **options)
 
 
 def check_weights(path: str) -> None:

@@ -168,12 +168,14 @@ def resident_memory(
     if zero.stage == 3:
         main |= {"base_weights": always["base_weights"]} if zero.offloads_parameters else {}
         always = {name: 0 if zero.offloads_parameters else -(-size // n) for name, size in always.items()}
-    # With an adapter, TRL switches it off to score the reference, so only a refreshed reference is a copy. With full
-    # fine-tuning, the reference is a second model. `reference_model` is another model.
+    # With a new adapter, TRL switches it off to score the reference. The reference is a copy of the adapter if it is
+    # refreshed, or if the adapter was trained before. With full fine-tuning, the reference is a second model.
+    # `reference_model` is another model.
     second = total(always) if full and settings.beta else 0
     if teacher:
         second = weights(teacher, settings.derived(load_in_4bit=False), precise.stream)
-    always["reference"] = second or (always["adapter"] if settings.reference_refresh_steps else 0)
+    copies = settings.reference_refresh_steps or (settings.adapter and settings.beta)
+    always["reference"] = second or (always["adapter"] if copies else 0)
     backward = {"gradients": (share if zero.stage >= 2 else trained) * element}
     if zero.stage:
         # ZeRO flattens its partition of the weights: one tensor, with a float32 copy.

@@ -120,6 +120,7 @@ def model_card(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, check
         template=template if template in TEMPLATES else "",
         prompt=as_template(known, system if isinstance(system, str) else None).prompt(QUESTION),
         tokens=settings.get("max_new_tokens") or run.config.get("max_completion_length") or 256,
+        start=_start(run.config.get("adapter")),
         rank=served_rank(int(run.config.get("lora_r") or 16)),
         checkpoint=checkpoint,
         files=result_files(run.directory, checkpoint),
@@ -159,6 +160,11 @@ def _metadata(run: RunDir, repo_id: str, base: dict[str, Any], kind: str, datase
         # The base's own base_model would replace the base of this run.
         **{key: value for key, value in base["card_data"].items() if key != "base_model"},
     ).to_yaml()
+
+
+def _start(adapter: Any) -> str:
+    """Return the adapter that was trained further, without the folders of this machine; or ""."""
+    return f"`{hub_name(adapter) or Path(adapter).name}`" if adapter else ""
 
 
 def _name(dataset: Any) -> str:

@@ -14,6 +14,7 @@ from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, 
 from grpo_math.run.files import replace_text
 from grpo_math.settings.fields import fields
 from grpo_math.settings.run_settings import RunSettings
+from grpo_math.settings.start_adapter import adapter_identity
 from grpo_math.system.redact import without_secrets
 from grpo_math.system.yaml_files import read_yaml
 
@@ -81,7 +82,10 @@ def explicit_settings(settings: RunSettings) -> dict[str, Any]:
     >>> explicit_settings(RunSettings({"seed": 1, "hub_token": "hf_x"}))
     {'seed': 1}
     """
-    return json.loads(json.dumps(without_secrets(settings.explicit_values()), default=str))
+    values = without_secrets(settings.explicit_values())
+    if settings.adapter:
+        values["adapter"] = adapter_identity(settings.adapter)
+    return json.loads(json.dumps(values, default=str))
 
 
 def run_config(run_dir: Path) -> dict[str, Any] | None:

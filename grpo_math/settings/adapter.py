@@ -1,10 +1,24 @@
-"""Adapter and number format, which are settings of TRL alone: rules."""
+"""Adapter and number format: our one setting, and rules. The other settings are TRL's."""
 
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
-from grpo_math.settings.declare import Rule, has_field, without
+from grpo_math.settings.declare import Facts, Rule, has_field, setting, without
+
+FACTS: Facts = {"adapter": {"resume": "must_match"}}
+
+
+@dataclass
+class Adapter:
+    """The adapter."""
+
+    adapter: str | None = setting(
+        None,
+        "Train this LoRA adapter further: a folder, or owner/name[@revision] on the Hub. Rank, alpha and modules are "
+        "its own.",
+    )
 
 
 def _is_pattern(modules: Sequence[str] | None) -> bool:
@@ -87,6 +101,12 @@ PROGRAM_RULES = [
         lambda s: s.dtype == "float16" and not s.use_peft,
         "would train float16 weights, whose gradients cannot be scaled",
         "set dtype: float32 (fp16: true still multiplies in float16), or use_peft: true",
+    ),
+    Rule(
+        "error",
+        "vllm_share_weights",
+        lambda s: s.vllm_share_weights and s.adapter,
+        "does not work with adapter, whose base is loaded before vLLM",
     ),
     # bf16: null is bfloat16 if the GPU has it.
     Rule(

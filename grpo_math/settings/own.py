@@ -16,5 +16,5 @@ class TrainerFields(vllm.Vllm, update.Update, loss.Loss, rewards.Grading):
 
 
 @dataclass
-class ProgramFields(run.Run, evaluation.Evaluation, rewards.Rewards, data.Data):
+class ProgramFields(run.Run, evaluation.Evaluation, adapter.Adapter, rewards.Rewards, data.Data):
     """The fields of a recipe that no class of TRL and no trainer has."""

@@ -24,6 +24,7 @@ from grpo_math.settings.data import columns_as_text, dataset_as_text
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
+from grpo_math.settings.start_adapter import ALL_LINEAR, adapter_fields
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, refuse_not_here, translated
 from grpo_math.system.reading import TABLES, from_json, home, reading, uncompressed
 from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
@@ -46,7 +47,7 @@ class Recipe(NamedTuple):
     argv: list[str]
     notes: list[str]  # a line for each field that TRL has removed or renamed
     env: Mapping[str, str] = {}  # the variables of the recipe
-    replaced: Sequence[str] = ()  # a line for each value of the recipe that the method has replaced
+    replaced: Sequence[str] = ()  # a line for each value of the recipe that the method or the adapter has replaced
 
     def raise_first_problem(self) -> "Recipe":
         """Return the recipe if it has no problem."""
@@ -65,8 +66,17 @@ def read(argv: Sequence[str]) -> Recipe:
     parsed = parse(argv)
     settings, notes, replaced = merge(parsed.recipe, parsed.typed, parsed.method)
     valid, problems = validate(settings, parsed.places)
+    try:
+        of_adapter, more = validate(adapter_fields(valid))
+    except UserError as problem:
+        of_adapter, more = {}, [problem]
+    if of_adapter and valid.get("lora_target_modules") == ALL_LINEAR:
+        modules = ", ".join(of_adapter["lora_target_modules"])
+        replaced.append(f"lora_target_modules all-linear -> {modules}, by the adapter")
     # A bad setting keeps its default, so that the other checks continue and report more than one mistake.
-    return Recipe(RunSettings(valid), [*parsed.problems, *problems], list(argv), notes, parsed.env, replaced)
+    return Recipe(
+        RunSettings(valid | of_adapter), [*parsed.problems, *problems, *more], list(argv), notes, parsed.env, replaced
+    )
 
 
 class Parsed(NamedTuple):

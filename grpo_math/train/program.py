@@ -61,6 +61,7 @@ from grpo_math.settings.batch import batch_from
 from grpo_math.settings.own import ProgramFields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import find
+from grpo_math.settings.start_adapter import recorded_adapter
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.signals import EX_TEMPFAIL, EX_UNAVAILABLE, INTERRUPTED, Stop, Stopped, no_silent_exit, stopping
 from grpo_math.train import heldout, measure
@@ -254,7 +255,7 @@ class TrainingRun:
             return False
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(model_path(model.model_name_or_path))
-        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards)
+        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, run.adapter)
         self.is_main = self.trainer.accelerator.is_main_process
         if self.is_main:
             batch, kind = batch_from(vars(config), config.world_size), config.device.type
@@ -281,6 +282,7 @@ class TrainingRun:
             **asdict(self.settings.model),
             **config.to_dict(),
             "push_to_hub": self.pushes,
+            "adapter": self.run.adapter and recorded_adapter(self.run.adapter),
         }
         trainer.remove_callback(RunFiles)
         self.writer = RunWriter(trainer)
@@ -313,7 +315,8 @@ class TrainingRun:
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         self.last_evaluation = evaluation = self.score(whole)
-        adapter = str(self.target) if name == "after" and self.settings.model.use_peft else None
+        of_after = str(self.target) if self.settings.model.use_peft else None
+        adapter = self.resolved["adapter"] if name == "before" else of_after
         if self.is_main:
             write(replace(evaluation, settings={**evaluation.settings, "adapter": adapter}), file)
 

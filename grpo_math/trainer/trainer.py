@@ -37,7 +37,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig
 
-from grpo_math.algorithm.reference import refuse_lost_reference
+from grpo_math.algorithm.reference import refuse_lost_reference, remove_reference
 from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type_of
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
@@ -430,8 +430,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # The run directory of a recipe contains its settings as text. A script may read the pickle.
             if self.grpo_math.is_recipe_run:
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
-            if self.grpo_math.reference is not None:
-                self.grpo_math.reference.remove_adapter(folder)
+            remove_reference(self.model, folder)
 
     def _load_best_model(self) -> None:
         if self._saves_whole_model:

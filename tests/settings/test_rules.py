@@ -260,6 +260,7 @@ BROKEN = {
         (SHARED | {"vllm_tensor_parallel_size": 2}, "vllm_share_weights"),
         (SHARED | {"cast_lm_head_to_fp32": True}, "vllm_share_weights"),
         (SHARED | {"load_in_8bit": True}, "vllm_share_weights"),
+        (SHARED | {"adapter": "sft"}, "vllm_share_weights"),
         (SHARED | {"load_in_4bit": True}, "use_bnb_nested_quant"),
         *(({"model_init_kwargs": {name: 1}}, "model_init_kwargs") for name in MODEL_KEYS),
         *(({"generation_kwargs": {name: 1}}, "generation_kwargs") for name in GENERATION_KEYS),
