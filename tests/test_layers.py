@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from progress import SECONDS
 
 PACKAGE = Path(__file__).parents[1] / "grpo_math"
 ROOMS = [
@@ -181,6 +182,12 @@ def waiting_calls(function: ast.FunctionDef) -> set[str]:
     calls = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
     names = {".".join(call.split(".")[-2:]) for call in calls} | {call.rpartition(".")[2] for call in calls}
     return {name for name in names if name in COLLECTIVES or name.lstrip("_").startswith(PREFIXES)}
+
+
+def test_each_test_whose_seconds_are_known_exists():
+    for name in SECONDS:
+        file, function = name.split("[")[0].split("::")
+        assert f"def {function}(" in (PACKAGE.parent / file).read_text(encoding="utf-8"), name
 
 
 def test_a_function_says_that_all_ranks_must_call_it():

@@ -97,9 +97,7 @@ class Loss(GRPOConfig):
         0, "Every this many optimizer steps, the reference of the KL term becomes the current policy; 0: never."
     )
     reference_model: str | None = setting(
-        None,
-        "Another model with the same tokenizer as the reference of the KL term: a folder, a Hub id, or the "
-        "http://HOST:PORT of a vLLM server.",
+        None, "Another model with the same tokenizer as the reference of the KL term: a folder or a Hub id."
     )
 
     @property

@@ -1,14 +1,13 @@
 """Seconds of training until a held-out accuracy, by stock TRL or ours: for docs/internals.md.
 
-    OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--seed 0] [--pods N M]
+    OMP_NUM_THREADS=1 python tests/benchmarks/time_to_accuracy.py trl|ours [--seed 0]
 
 Trains the quickstart's task (launch/configs/demo_cpu.yaml), but writes the sum out, in the CPU's fastest dtype: the
 same model, LoRA, data, prompts, reward function and seed, and TRL's constant in the advantage. The recipe's 64 rows an
 optimizer step come in micro-batches of 8: all at once, stock TRL's padded rows would need some 30 GB. Every 5 steps
 held-out sums are answered greedily, and a JSON line says the accuracy. The clock is the CPU time of the training
 process without those evaluations; on a GPU, the time that passes, synchronised. The target is reached at the first
-evaluation that has it, if the next has it too. With ``--pods``, ours samples N completions of each of the step's
-problems, and trains on M.
+evaluation that has it, if the next has it too.
 """
 
 import argparse
@@ -75,7 +74,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trainer", choices=("trl", "ours"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--pods", type=int, nargs=2, metavar=("N", "M"))
     options = parser.parse_args()
     recipe = yaml.safe_load(find("launch/configs/demo_cpu.yaml").read_text(encoding="utf-8"))
     settings = {name: value for name, value in recipe.items() if name in GRPOConfig.__dataclass_fields__} | {
@@ -91,10 +89,6 @@ def main() -> None:
         "logging_strategy": "no",
         "disable_tqdm": True,
     }
-    if options.pods:
-        sampled, trained = options.pods
-        settings["gradient_accumulation_steps"] *= sampled // recipe["num_generations"]
-        settings |= {"num_generations": sampled, "train_completions": trained}
     path = model_path(recipe["model_name_or_path"])
     tokenizer = load_tokenizer(path)
     problems = load_problems(recipe["dataset"], "train", template="gsm8k", seed=options.seed)

@@ -259,6 +259,7 @@ def cpu(pattern, methods, text):
 
 
 @pytest.mark.slow
+@pytest.mark.full(keep=["grading"])
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_pattern_takes_more_than_linear_time(package):
     found = {(name, pattern or BUILT[name], frozenset(methods or {"sub"})) for name, pattern, methods in used(package)}

@@ -1,4 +1,4 @@
-"""What measure.py answers: the shipped measurements anew, and rows and layers that were not among what it measured."""
+"""What measure.py answers: the shipped measurements anew, and layers that were not among what it measured."""
 
 import contextlib
 import io
@@ -10,9 +10,8 @@ from small_families import tiny_model
 
 from grpo_math.packing import attention, varlen
 from grpo_math.planner import measure, model, plan
-from grpo_math.planner.memory import Precision, at, measurement_settings
+from grpo_math.planner.memory import Precision, measurement_settings
 from grpo_math.planner.settings import NotPlanned, resolve
-from grpo_math.planner.work import Work
 from grpo_math.settings.run_settings import RunSettings
 
 SMALL = {
@@ -102,21 +101,7 @@ def test_a_model_that_sees_is_measured_whole(measuring, tmp_path):
     assert {"model.visual.blocks.0.attn.qkv", "model.language_model.layers.0.self_attn.q_proj"} <= {*answer["paths"]}
 
 
-def fullest(measurement, work):
-    """The bytes of an update at the end of its forward pass, and at its fullest moment."""
-    return [at(measurement["forward"], work.sizes), max(at(line, work.sizes) for line in measurement["moments"])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [{}, LORA], ids=["full", "lora"])
-def test_the_formula_says_what_another_row_takes(kind, measuring):
-    config, work = {"model_type": "qwen2", **SMALL}, Work([(299, [500] * 4), (299, [500, 500, 40])])
-    settings = how(kind, tiles=3)
-    formula, exact = measuring((config, settings), (config, {**settings, "row": work.groups}))
-    assert fullest(formula, work) == pytest.approx(fullest(exact, work), rel=0.01)
-
-
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_layer_represents_the_later_ones_of_its_kind(measuring, monkeypatch):
     """Two kinds of layers in an order that is no period, measured by five of them and by all."""
     kinds = ["sliding_attention", "full_attention", "full_attention", *["sliding_attention"] * 3]

@@ -72,11 +72,11 @@ def test_a_recipe_of_trls_fields_and_open_r1s_rewards_becomes_our_fields(tmp_pat
 
 
 @pytest.mark.full
-def test_an_open_r1_recipe_trains(tmp_path, monkeypatch):
+def test_an_open_r1_recipe_trains(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     row = '{"query": "What is %d + 4?", "solution": "$\\\\boxed{%d}$"}'
     Path("mine.jsonl").write_text("".join(row % (n, n + 4) + "\n" for n in range(8)))
-    assert cli.main(["train", "--config", recipe(tmp_path, **OPEN_R1)]) == 0
+    assert cli.main(["train", "--config", recipe(tmp_path, **{**OPEN_R1, "model_name_or_path": tiny()})]) == 0
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert (config["answer_format"], config["rewards"]) == ("think", OURS["rewards"])
     (evaluated,) = [line for line in history(Path("run")) if "eval_mine.jsonl_accuracy" in line]

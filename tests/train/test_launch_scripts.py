@@ -197,12 +197,14 @@ def test_on_a_single_node_server_and_policy_get_gpus_of_their_own(adapter, clust
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["one_node", "multi_node"])
-def test_a_server_that_ends_stops_training_and_the_job_is_queued_again(script, cluster, tmp_path):
+def test_a_server_that_ends_stops_training_and_the_job_is_queued_again_once(script, cluster, tmp_path):
     (tmp_path / "recipe.yaml").write_text(SERVED)
     write_program(tmp_path / "served/vllm", '#!/usr/bin/env bash\necho >"$CALLS.server"\nexit 3\n')
     train = f"#!/usr/bin/env bash\ntrap 'kill %1; exit 75' USR1\n{UNTIL_SERVED}sleep 600 &\nwait\n"
     (tmp_path / "commands/python").write_text(train)
     (tmp_path / "commands/scontrol").write_text(f'{SCONTROL}echo "scontrol $*" >>"$CALLS"\n')
     gpus = {"SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}
-    calls = submit(script, {**cluster, **gpus}, "recipe.yaml", "x", ends=69)
-    assert f"scontrol requeue {cluster['SLURM_JOB_ID']}" in calls
+    for _ in range(2):
+        calls = submit(script, {**cluster, **gpus}, "recipe.yaml", "x", ends=69)
+    assert calls.count(f"scontrol requeue {cluster['SLURM_JOB_ID']}") == 1
+    assert "error: two attempts ended at the same step" in (tmp_path / "log").read_text()

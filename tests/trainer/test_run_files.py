@@ -233,16 +233,6 @@ def test_a_run_names_the_template_that_made_its_prompts(template, ours):
     assert (settings["prompt_template"], settings["answer_format"]) == (template, template)
 
 
-def test_a_run_that_goes_on_within_a_rollout_has_the_same_table(ours, tmp_path, capsys):
-    settings = {"num_iterations": 2, "logging_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    ours(letters, ROWS, **settings).train()
-    file = tmp_path / "completions/completions_00002.parquet"
-    table = pandas.read_parquet(file)
-    ours(letters, ROWS, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert len(table) == 8
-    pandas.testing.assert_frame_equal(pandas.read_parquet(file), table)
-
-
 def test_what_a_script_saves_or_pushes_has_the_training_arguments_without_a_token(ours, tmp_path, monkeypatch):
     trainer = ours(letters, ROWS, hub_token="hf_x")
     trainer.args.model_init_kwargs = {"token": "hf_y", "config": [{"api_key": "k"}]}
