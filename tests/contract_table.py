@@ -10,7 +10,7 @@ from packaging.version import Version
 
 import grpo_math
 from grpo_math.system.machine import versions
-from grpo_math.trainer.contract import FILE, FUNCTION, HASHED, arguments_of, read
+from grpo_math.trainer.contract import FILE, FUNCTION, HASHED, argument_names, read
 
 PACKAGE = Path(grpo_math.__file__).parent
 # The packages whose functions are not hashed.
@@ -29,7 +29,7 @@ OWNERS = ("{}", "{}.__init__", *(f"{name.rpartition('.')[2]}.{{}}" for name in s
 
 def passed_on(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Return "", and the arguments of a function, also ``kwargs["name"]`` of one that passes its arguments on."""
-    return ["", *arguments_of(node), *re.findall(r"kwargs\['(\w+)'\]", ast.unparse(node))]
+    return ["", *argument_names(node), *re.findall(r"kwargs\['(\w+)'\]", ast.unparse(node))]
 
 
 @cache

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from grpo_math.trainer.contract import NEWEST, minor, stored
+from grpo_math.trainer.contract import minor, newest, stored
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -44,17 +44,14 @@ def test_each_minimum_is_the_version_of_constraints_lowest():
 
 
 def test_the_newest_versions_are_those_that_doctor_takes_for_tested():
-    newest = pins(".ci/constraints-newest.txt")
-    assert set(newest) == set(REQUIRED) - NOT_MOVED
-    assert all(version in REQUIRED[name] for name, version in newest.items())
-    tested = {canonicalize_name(name): [*tables][-1] for name, tables in stored().items()}
-    assert {name: tested[name] for name in tested if name in newest} == {
-        name: str(version) for name, version in newest.items() if name in tested
-    }
-    minors = {canonicalize_name(name): version for name, version in NEWEST.items()}
-    assert {name: minors[name] for name in minors if name in newest} == {
-        name: minor(str(version)) for name, version in newest.items() if name in minors
-    }
+    moved = pins(".ci/constraints-newest.txt")
+    assert set(moved) == set(REQUIRED) - NOT_MOVED
+    assert all(version in REQUIRED[name] for name, version in moved.items())
+    expected = pins("constraints-vllm.txt") | moved
+    for package, tables in stored().items():
+        assert [*tables][-1] == str(expected[canonicalize_name(package)]), package
+    for package, version in newest().items():
+        assert version == minor(str(expected[canonicalize_name(package)])), package
 
 
 def test_no_upper_bound_is_below_the_next_major_version():

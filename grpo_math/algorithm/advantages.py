@@ -2,8 +2,8 @@ r"""Rewards (P, G) -> advantages (P, G), in pure torch.
 
 .. math:: A_{pg} = \frac{r_{pg} - b_{pg}}{s_{pg} + \epsilon}
 
-The baseline :math:`b` is one of `BASELINES`, or `length_weighted`. The functions of `OF_VERDICTS` and a user function
-return the advantages themselves, :math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is
+The baseline :math:`b` is one of `BASELINES`, or `length_weighted`. `VERDICT_ADVANTAGES` and a user function return the
+advantages themselves, :math:`A = f(r)`. The scale :math:`s` is one of `SCALES`; :math:`\epsilon` is
 ``advantage_eps``, and 0 for the scale ``mean``. docs/algorithms.md lists the papers of these choices.
 
 A reward is NaN if its completion could not be graded. Such a reward is excluded from every mean and deviation, and its
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo_math.errors import RewardError
+from grpo_math.settings.loss import VERDICT_BASELINES
 from grpo_math.system.user_functions import call_on_example, is_user_function, tensor_from
 
 
@@ -185,12 +186,10 @@ def most_varied(rewards: Tensor, m: int) -> Tensor:
     return place_of.gather(1, choices[torch.arange(len(rewards)), best]).sort(dim=1).values
 
 
-# Advantages of verdicts, which have no further scale.
-OF_VERDICTS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "pass_at_k": pass_at_k,
-    "w_reinforce": lambda rewards, k: signed(rewards, 0.1),
-    "nsr": lambda rewards, k: signed(rewards, 0.0),
-}
+VERDICT_FUNCTIONS = (pass_at_k, lambda rewards, k: signed(rewards, 0.1), lambda rewards, k: signed(rewards, 0.0))
+VERDICT_ADVANTAGES: dict[str, Callable[[Tensor, int], Tensor]] = dict(
+    zip(VERDICT_BASELINES, VERDICT_FUNCTIONS, strict=True)
+)
 
 
 def weighted(rewards: Tensor, weights: Tensor) -> Tensor:
@@ -229,7 +228,7 @@ def advantages(
     2501.03262; DLER, arXiv 2510.15110). ``batch`` is TRL's, the deviation of the rewards.
 
     Raises `RewardError` for a reward below 0 under ``scale="mean"`` (MaxRL, arXiv 2602.02710), and for one that is not
-    0 or 1 under a baseline of `OF_VERDICTS`.
+    0 or 1 under a baseline of `VERDICT_ADVANTAGES`.
 
     >>> advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), scale="none")
     tensor([[ 0.7500, -0.2500, -0.2500, -0.2500]])
@@ -252,9 +251,9 @@ def advantages(
     exact = rewards.to("cpu", torch.float64)
     if is_user_function(baseline):
         values = tensor_from("baseline", baseline, exact, exact.clone())
-    elif baseline in OF_VERDICTS:
+    elif baseline in VERDICT_ADVANTAGES:
         _refuse(exact[~exact.isnan() & (exact != 0) & (exact != 1)], "baseline", baseline, "a reward of 0 or 1")
-        values = OF_VERDICTS[baseline](exact, k)
+        values = VERDICT_ADVANTAGES[baseline](exact, k)
     else:
         values = exact - (BASELINES[baseline](exact) if lengths is None else length_weighted(exact, lengths))
         if scale == "mean":

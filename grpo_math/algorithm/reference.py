@@ -24,8 +24,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from grpo_math.errors import ConfigError
+from grpo_math.generation.adapters import ADAPTER
 
-POLICY, REFERENCE = "default", "ref"  # the names of the adapters in TRL
+REFERENCE = "ref"  # the adapter that TRL takes as the reference
 # In a separate folder of a checkpoint, because servers such as vLLM load every safetensors file next to config.json as
 # weights of the model.
 FILE = "reference/weights.safetensors"
@@ -130,7 +131,7 @@ def add_reference_adapter(policy: Any, steps: int) -> None:
 
     Does not use the run's random numbers, and does not change which parameters are trainable.
     """
-    config = deepcopy(policy.peft_config[POLICY])
+    config = deepcopy(policy.peft_config[ADAPTER])
     for kind, applies in (
         ("prompt learning", config.is_prompt_learning),
         ("a LoRA with a trained bias", getattr(config, "bias", "none") != "none"),
@@ -163,7 +164,7 @@ def add_reference_adapter(policy: Any, steps: int) -> None:
 def _adapter_pairs(policy: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
     parameters = dict(policy.named_parameters())
     for name, source in parameters.items():
-        other = ".".join(REFERENCE if part == POLICY else part for part in name.split("."))
+        other = ".".join(REFERENCE if part == ADAPTER else part for part in name.split("."))
         if other != name and other in parameters:
             yield other, source, parameters[other]
 

@@ -5,7 +5,6 @@ importing TRL takes seconds.
 import ast
 import dataclasses
 import functools
-import importlib.util
 import logging
 import operator
 from pathlib import Path
@@ -14,16 +13,17 @@ from typing import Any, NamedTuple
 from grpo_math.errors import ConfigError, require_choice
 from grpo_math.settings.declare import Facts
 from grpo_math.settings.own import TOPICS, ProgramFields, TrainerFields
+from grpo_math.system.source import DeclaredField, declared_fields, source_text, syntax_tree
 from grpo_math.system.user_functions import is_user_function
 from grpo_math.system.yaml_files import read_yaml
 
-# package, file, class; a later class overrides the fields of an earlier class
-SOURCES = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-    ("trl", "trainer/model_config.py", "ModelConfig"),
-)
+# module -> class; a later class overrides the fields of an earlier class
+SOURCES = {
+    "transformers.training_args": "TrainingArguments",
+    "trl.trainer.base_config": "_BaseConfig",
+    "trl.trainer.grpo_config": "GRPOConfig",
+    "trl.trainer.model_config": "ModelConfig",
+}
 # Defaults that differ from TRL's: log a line of the history at each step, write completions to a file, not to the
 # terminal, and give a vLLM server that starts with the run, or again, the time to load a large model.
 OURS: dict[str, Any] = {
@@ -32,8 +32,8 @@ OURS: dict[str, Any] = {
     "num_completions_to_print": 0,
     "vllm_server_timeout": 1800.0,
 }
-# Files of transformers that define the enums.
-CHOICES = (("transformers", "training_args.py"), ("transformers", "trainer_utils.py"))
+# Modules that define the enums.
+CHOICES = ("transformers.training_args", "transformers.trainer_utils")
 # Defaults that the source computes. A test compares them.
 COMPUTED: dict[str, Any] = {"optim": "adamw_torch_fused", "output_dir": None}
 
@@ -107,16 +107,16 @@ def fields() -> dict[str, Field]:
     """Return every field of a recipe, by name."""
     enums = {
         name: {ast.unparse(x.targets[0]): ast.literal_eval(x.value) for x in node.body if isinstance(x, ast.Assign)}
-        for package, file in CHOICES
-        for name, node in _classes(package, file).items()
+        for module in CHOICES
+        for name, node in _classes(module).items()
         if "ExplicitEnum" in {ast.unparse(base) for base in node.bases}
     }
     by_name: dict[str, Field] = {}
-    for package, file, name in SOURCES:
-        body = _classes(package, file)[name].body
-        lines = [line for line in body if isinstance(line, ast.AnnAssign) and line.value is not None]
-        by_name |= {ast.unparse(line.target): _theirs(line, enums) for line in lines}
-    by_name |= {one.name: _declared(one) for kind in (TrainerFields, ProgramFields) for one in dataclasses.fields(kind)}
+    for module, name in SOURCES.items():
+        by_name |= {one.name: _from_source(one, enums) for one in declared_fields(_classes(module)[name])}
+    by_name |= {
+        one.name: _from_class(one) for kind in (TrainerFields, ProgramFields) for one in dataclasses.fields(kind)
+    }
     return by_name | {name: by_name[name]._replace(default=default) for name, default in (OURS | COMPUTED).items()}
 
 
@@ -139,40 +139,33 @@ def most_used() -> str:
     return "\n".join(lines)
 
 
-@functools.cache
-def _classes(package: str, file: str) -> dict[str, ast.ClassDef]:
-    """Return the syntax trees of the classes of a file, by name."""
-    # For a top-level package, find_spec does not import the package.
-    spec: Any = importlib.util.find_spec(package)
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / file).read_text(encoding="utf-8"))
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the syntax trees of the classes of a module, by name."""
+    return {node.name: node for node in syntax_tree(source_text(module)).body if isinstance(node, ast.ClassDef)}
 
 
-def _declared(one: dataclasses.Field[Any]) -> Field:
+def _from_class(one: dataclasses.Field[Any]) -> Field:
     made: Any = one.default_factory
     default = made() if one.default is dataclasses.MISSING else one.default
     annotation = one.type.__name__ if type(one.type) is type else str(one.type)
     return Field(one.name, *_kinds(annotation), default, {**one.metadata, **OUR_FACTS.get(one.name, {})})
 
 
-def _theirs(line: ast.AnnAssign, enums: dict[str, dict[str, str]]) -> Field:
-    name, value = ast.unparse(line.target), line.value
-    kinds, item = _kinds(ast.unparse(line.annotation))
-    kinds |= {"bool"} if name in OR_BOOL else set()
+def _from_source(one: DeclaredField, enums: dict[str, dict[str, str]]) -> Field:
+    kinds, item = _kinds(one.annotation)
+    kinds |= {"bool"} if one.name in OR_BOOL else set()
     # The annotation allows a text, but only a mapping is valid.
-    kinds -= {"str"} if name.endswith("_kwargs") else set()
+    kinds -= {"str"} if one.name.endswith("_kwargs") else set()
     choices = next((tuple(enums[kind].values()) for kind in kinds if kind in enums), ())
-    arguments: dict[str | None, Any] = {"default": value}
-    if isinstance(value, ast.Call):  # field(default=...)
-        arguments = {word.arg: word.value for word in value.keywords}
+    arguments: dict[str | None, Any] = {**one.arguments}
     if isinstance(metadata := arguments.get("metadata"), ast.Dict):
         arguments |= {ast.literal_eval(k): v for k, v in zip(metadata.keys, metadata.values, strict=True) if k}
     # transformers computes some of its choices.
     if isinstance(arguments.get("choices"), ast.List | ast.Tuple):
         choices = ast.literal_eval(arguments["choices"])
     # A field without a default has default_factory=list.
-    default = ast.literal_eval(arguments["default"]) if "default" in arguments and name not in COMPUTED else []
-    return Field(name, kinds, item, default, {"choices": choices, **TRL_FACTS.get(name, {})})
+    default = ast.literal_eval(arguments["default"]) if "default" in arguments and one.name not in COMPUTED else []
+    return Field(one.name, kinds, item, default, {"choices": choices, **TRL_FACTS.get(one.name, {})})
 
 
 def _kinds(annotation: str) -> tuple[frozenset[str], str | None]:

@@ -24,10 +24,8 @@ READ_BY = {
     "vespo": "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
     "module:function": "",
 }
-
-
-# Baselines that are advantages of verdicts.
-OF_VERDICTS = ("pass_at_k", "w_reinforce", "nsr")
+# Baselines that are advantages of verdicts, which have no further scale.
+VERDICT_BASELINES = ("pass_at_k", "w_reinforce", "nsr")
 
 
 def surrogate_and_reduction(surrogate: str, loss_type: str) -> tuple[str, str]:
@@ -44,7 +42,7 @@ FACTS: Facts = {
     "baseline": {
         "choices": (
             *("group_mean", "leave_one_out", "quantile", "length_weighted", "none"),
-            *OF_VERDICTS,
+            *VERDICT_BASELINES,
             "module:function",
         )
     },
@@ -152,11 +150,16 @@ RULES = [
         "scale_rewards multi_objective_aggregation",
         lambda s: (
             (s.scale_rewards != "group" or s.multi_objective_aggregation != "sum_then_normalize")
-            and s.baseline in OF_VERDICTS
+            and s.baseline in VERDICT_BASELINES
         ),
         "does not work with baseline={baseline!r}, which reads only verdicts and has its own scale",
     ),
-    Rule("no_effect", "advantage_eps", lambda s: s.baseline in OF_VERDICTS, "baseline={baseline!r} has its own scale"),
+    Rule(
+        "no_effect",
+        "advantage_eps",
+        lambda s: s.baseline in VERDICT_BASELINES,
+        "baseline={baseline!r} has its own scale",
+    ),
     Rule(
         "error",
         "k",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from grpo_math.settings.declare import Facts, Rule, setting
-from grpo_math.settings.loss import OF_VERDICTS
+from grpo_math.settings.loss import VERDICT_BASELINES
 from grpo_math.settings.trl_types import GRPOConfig
 
 
@@ -51,7 +51,9 @@ PROGRAM_RULES = [
     Rule(
         "error",
         "rewards",
-        lambda s: s.baseline in OF_VERDICTS and (s.rewards != ["accuracy"] or s.reward_weights not in (None, [1])),
+        lambda s: (
+            s.baseline in VERDICT_BASELINES and (s.rewards != ["accuracy"] or s.reward_weights not in (None, [1]))
+        ),
         "is more than the verdict, and baseline={baseline!r} needs the verdict only",
         "set rewards: [accuracy], without reward_weights",
     ),

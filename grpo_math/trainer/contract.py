@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import fields
 from functools import cache, lru_cache
-from importlib.util import find_spec, resolve_name
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import catch_warnings
@@ -23,6 +23,7 @@ from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
 from grpo_math.run.metrics import METRICS
 from grpo_math.system.machine import versions
+from grpo_math.system.source import DeclaredField, declared_fields, source_file, source_text, syntax_tree
 
 FILE = Path(__file__).with_name("contract.json")
 # The functions of these packages are hashed. The others only have to have the names.
@@ -40,17 +41,8 @@ ALSO_READ = {
 # The fields of these classes, and of their bases, are settings.
 SETTINGS = ("GRPOConfig", "TrainingArguments")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
-# The newest minor version of the other packages with which the tests passed (.ci/constraints-newest.txt; torch,
-# DeepSpeed and vLLM: constraints-vllm.txt).
-NEWEST = {
-    "torch": "2.13",
-    "accelerate": "1.15",
-    "peft": "0.21",
-    "datasets": "5.2",
-    "huggingface_hub": "2.4",
-    "deepspeed": "0.19",
-    "vllm": "0.31",
-}
+# The newest minor versions with which the tests passed, of packages without a table.
+WITHOUT_TABLE = {"torch": "2.13", "datasets": "5.2", "deepspeed": "0.19", "vllm": "0.31"}
 
 
 class Table(NamedTuple):
@@ -134,7 +126,7 @@ def passed() -> Path:
 
     It lists the functions that the self-test has run, and the fields of `GRPOConfig` that it has set.
     """
-    words = "-".join(f"{name}-{versions().get(name)}" for name in ("grpo_math", *stored(), *list(NEWEST)[:3]))
+    words = "-".join(f"{name}-{versions().get(name)}" for name in ("grpo_math", "torch", *stored()))
     return cache_dir() / "selftest" / words
 
 
@@ -151,18 +143,22 @@ def tried() -> set[str]:
     return {*passed().read_text(encoding="utf-8").split()} if passed().exists() else set()
 
 
+def newest() -> dict[str, str]:
+    """Return the newest tested minor version of each package whose functions are not compared."""
+    tables = {package: minor([*tables][-1]) for package, tables in stored().items() if package not in HASHED}
+    return {**WITHOUT_TABLE, **tables}
+
+
 def newer() -> list[str]:
-    """Return the packages of `NEWEST` that are installed in a newer version.
+    """Return the packages of `newest` that are installed in a newer version.
 
     >>> from unittest.mock import patch
-    >>> with patch.dict(NEWEST, torch="2.9"), patch.dict(versions(), torch="2.13.0+cpu"):
+    >>> with patch.dict(WITHOUT_TABLE, torch="2.9"), patch.dict(versions(), torch="2.13.0+cpu"):
     ...     newer()
     ['torch 2.13.0+cpu (2.9)']
     """
-    here = {name: versions()[name] for name in NEWEST if name in versions()}
-    return [
-        f"{name} {has} ({NEWEST[name]})" for name, has in here.items() if Version(minor(has)) > Version(NEWEST[name])
-    ]
+    here = [(name, versions()[name], tested) for name, tested in newest().items() if name in versions()]
+    return [f"{name} {has} ({tested})" for name, has, tested in here if Version(minor(has)) > Version(tested)]
 
 
 @cache
@@ -227,14 +223,14 @@ def read(package: str, needed: list[str], known: Collection[str] = ()) -> Table:
     imported = {name for name in names | ALSO_READ if name.startswith(f"{package}.")}
     for path in sorted(imported):
         module, _, name = path.rpartition(".")
-        if name in parsed(source_of(module))[1] or source_of(path):
+        if name in defined_names(source_text(module)) or source_text(path):
             present |= {path} & names
         for source, node in definitions(module, name):
-            logged |= METRICS.keys() & parsed(source)[1]
+            logged |= METRICS.keys() & defined_names(source)
             body = node.body if isinstance(node, ast.ClassDef) else [node]
             for function in [one for one in body if isinstance(one, FUNCTION)]:
                 method = name if function is node else f"{name}.{function.name}"
-                used = {f"{method}({argument})" for argument in ("", *arguments_of(function))} & names
+                used = {f"{method}({argument})" for argument in ("", *argument_names(function))} & names
                 is_own = package == "trl" or function.name in COPIED or f"{method}()" in used
                 if method in known or (is_own and node.name == name):
                     functions.setdefault(method, digest(source, function))
@@ -244,42 +240,27 @@ def read(package: str, needed: list[str], known: Collection[str] = ()) -> Table:
                 attributes = re.findall(r"(?:self\.|def )(\w+)(?=: [^=\n]+ = | = |\(\s*self)", text)
                 present |= {f"trainer.{attribute}" for attribute in attributes} & names
             if name in SETTINGS:
-                default = r"^    (\w+): .*?= (?:field\(\s+default(?:_factory)?=)?(.*?),?$"
                 # A class comes before its bases.
-                settings = dict(re.findall(default, text, re.MULTILINE)) | settings
+                settings = {one.name: default(source, one) for one in declared_fields(node)} | settings
     hashed = package in HASHED
     return Table(sorted(present), functions if hashed else {}, sorted(logged) if hashed else [], settings)
 
 
-def source_of(module: str) -> str:
-    """Return the source of an installed module without importing it, or "" if the module does not exist."""
-    file = file_of(module)
-    return file.read_text(encoding="utf-8") if file else ""
-
-
-def file_of(module: str) -> Path | None:
-    package, *parts = module.split(".")
-    spec = find_spec(package)
-    folder = Path(((spec and spec.submodule_search_locations) or [""])[0], *parts)
-    return next(filter(Path.is_file, (folder.with_suffix(".py"), folder / "__init__.py")), None)
-
-
 @lru_cache(maxsize=8)
-def parsed(source: str) -> tuple[ast.Module, set[Any]]:
-    """Return the syntax tree of a module, and its names and strings."""
-    tree = ast.parse(source)
-    # A module that loads on demand lists its names as strings. A name that is only read may be gone.
-    nodes = [node for node in ast.walk(tree) if not isinstance(getattr(node, "ctx", None), ast.Load)]
-    return tree, {getattr(node, key, None) for node in nodes for key in ("name", "id", "asname", "value")}
+def defined_names(source: str) -> set[Any]:
+    """Return the names and strings of a module. A name that is only read may be gone."""
+    # A module that loads on demand lists its names as strings.
+    nodes = [node for node in ast.walk(syntax_tree(source)) if not isinstance(getattr(node, "ctx", None), ast.Load)]
+    return {getattr(node, key, None) for node in nodes for key in ("name", "id", "asname", "value")}
 
 
 def definitions(module: str, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the source of the module that defines a function, and its node; or those of a class and of its bases in the
     same package. A module may import the name, and export it again.
     """
-    source, file = source_of(module), file_of(module)
+    source, file = source_text(module), source_file(module)
     parent = module if file and file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(parsed(source)[0]):
+    for node in ast.walk(syntax_tree(source)):
         if isinstance(node, ast.ClassDef | FUNCTION) and node.name == name:
             yield source, node
             bases = {ast.unparse(base).rpartition(".")[2] for base in getattr(node, "bases", ())} - {name}
@@ -294,7 +275,13 @@ def definitions(module: str, name: str) -> Iterator[tuple[str, Any]]:
                 return
 
 
-def arguments_of(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+def default(source: str, field: DeclaredField) -> str:
+    """Return the source of a field's default."""
+    node = field.arguments.get("default", field.arguments.get("default_factory"))
+    return (node and ast.get_source_segment(source, node)) or ""
+
+
+def argument_names(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     return [one.arg for one in (*node.args.args, *node.args.kwonlyargs) if one.arg != "self"]
 
 

@@ -41,7 +41,7 @@ def untested(monkeypatch, tmp_path):
     A module that is not here has the first new text.
     """
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
-    real = contract.source_of
+    real = contract.source_text
 
     def install(changes, version="1.99.0"):
         def changed(module):
@@ -51,7 +51,7 @@ def untested(monkeypatch, tmp_path):
                 source = source.replace(old, new)
             return source
 
-        monkeypatch.setattr(contract, "source_of", changed)
+        monkeypatch.setattr(contract, "source_text", changed)
         monkeypatch.setattr(contract, "versions", lambda: {"trl": version})
         contract.untested.cache_clear()
         return contract.untested()
@@ -166,7 +166,7 @@ def test_a_setting_that_no_check_has_tried_with_a_trl_that_differs_is_named(unte
 
 
 def test_a_class_and_a_method_that_have_moved_are_found(untested):
-    utils, trainer = contract.source_of(UTILS), contract.source_of(GRPO)
+    utils, trainer = contract.source_text(UTILS), contract.source_text(GRPO)
     sampler = utils[utils.index("class RepeatSampler") : utils.index("# torch.nanstd doesn't exist")]
     gamma = trainer[trainer.index("    @staticmethod\n    @torch.no_grad()") : trainer.index("    def _compute_loss(")]
     moved = {
