@@ -27,6 +27,7 @@ from grpo_math.checks.setup import Setup
 from grpo_math.errors import Finding, RewardError, escaped
 from grpo_math.grading import Verdict
 from grpo_math.grading.formats import FORMATS, example_completion
+from grpo_math.grading.lexicon import DECIMAL
 
 PROBLEMS = 64
 # Problems of a slow reward, the seconds for a completion that make it slow, and those at which attacks are left out.
@@ -39,7 +40,7 @@ WORST, SHOWN = 3, 160  # attacks that are printed, and characters of their texts
 THOUGHT = "First, I read the problem. Second, I note what is given. Next, I calculate. Finally, it follows"
 PLAIN, BOX = "ANSWER", r"\boxed{ANSWER}"
 TAG = re.compile(r"</?[A-Za-z_][\w-]*>")
-NUMBER = re.compile(r"\d+(?:\.\d+)?")
+NUMBER = re.compile(DECIMAL)
 FORMULA = re.compile(
     r"\$([^$]{1,200})\$|\\\((.{1,200}?)\\\)|\\\[(.{1,200}?)\\\]|((?<!\d)\d+!|\\(?:sqrt|[dt]?frac|binom|gcd|lcm|sum|prod)\S+"
     r"|(?<!\d)\d+(?: ?(?:[-+*/×·÷:^]|mod|plus|minus|times|divided by) ?\d+)+)",

@@ -9,11 +9,11 @@ r"""The reading of a gold answer, its damage, and the plain number that a model 
 
 import re
 from collections.abc import Mapping, Sequence
-from unicodedata import category
 
 from grpo_math.grading import Verdict
 from grpo_math.grading.equal.compare import compare, value
 from grpo_math.grading.equal.text import repaired
+from grpo_math.grading.lexicon import CODES, CURRENCIES, ONE_CHOICE
 
 # Most gold answers of word problems. They have no fault and need no grader.
 INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -21,14 +21,10 @@ INTEGER = re.compile(r"-?[0-9]{1,15}")
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 DAMAGED = "damaged (a lost backslash, or a label)"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
-# A choice, with its text or without.
-LETTER = re.compile(r"\W*\b([A-J])(?:\W*|[).:]\s.*)|[^\d①-⑩]*([①-⑩])[^①-⑩]*", re.DOTALL)
-SIGNS = "".join(letter for letter in map(chr, range(0x10000)) if category(letter) == "Sc")
-CODES = (
-    "USD|EUR|GBP|JPY|CNY|RMB|KRW|INR|BRL|PLN|CZK|HUF|SEK|NOK|DKK|CHF|RUB|UAH|TRY|MXN|ARS|CLP|COP|PEN|THB|VND|IDR|MYR|PHP"
-    "|SGD|HKD|TWD|ZAR|NGN|KES|EGP|ILS|AED|SAR|AUD|CAD|NZD|RON|BGN|KZT|zł|Kč|Ft|kr|lei|Rp|Rs|RM|Fr|S/"
+MONEY = re.compile(
+    rf"(?<![^\W\d_])(?:[A-Za-z]{{1,3}}(?=[{CURRENCIES}])|(?:{CODES}|zł|Kč|Ft|kr|lei|Rp|Rs|RM|Fr|S/)(?![^\W\d_])\.?)"
+    rf"|[{CURRENCIES}]"
 )
-MONEY = re.compile(rf"(?<![^\W\d_])(?:[A-Za-z]{{1,3}}(?=[{SIGNS}])|(?:{CODES})(?![^\W\d_])\.?)|[{SIGNS}]")
 QUOTED = re.compile(r"""[\[\s]*["']([^"'\[\]]+)["'][\]\s]*""")
 # One number among words, with or without marks between its thousands. 2s may be a product.
 NUMBER = re.compile(
@@ -60,7 +56,7 @@ def words(gold: str) -> list[str]:
 
 def reading(gold: str) -> str:
     """Return "number", "expression", "choice" or "text"."""
-    if LETTER.fullmatch(gold):
+    if ONE_CHOICE.fullmatch(gold):
         return "choice"
     if value(gold) is not None:
         return "number"
@@ -113,7 +109,7 @@ def plain(gold: str, commas: bool = False) -> str:
     if match := MIXED.fullmatch(gold):
         whole, numerator, denominator = map(int, match.groups())
         return f"{whole * denominator + numerator}/{denominator}"
-    if match := LETTER.fullmatch(gold) or QUOTED.fullmatch(gold):
+    if match := ONE_CHOICE.fullmatch(gold) or QUOTED.fullmatch(gold):
         return next(filter(None, match.groups()))
     first, *others = [part.strip() for part in PARTS.split(gold) if part and part.strip()] or [gold]
     if others and all(compare(first, other)[0] is Verdict.CORRECT for other in others):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, is_own_text, words
 from grpo_math.errors import Finding, escaped
 from grpo_math.grading.equal.units import measure
+from grpo_math.grading.lexicon import ONE_CHOICE
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
 
@@ -30,11 +31,6 @@ NO_GOLD = frozenset(
         *("see solution", "undetermined", "keine lösung", "keine antwort", "unbekannt", "pas de réponse", "inconnu"),
         *("sin respuesta", "desconocido", "нет ответа", "неизвестно", "略", "无", "不确定", "无法确定"),
     )
-)
-LETTER = re.compile(
-    r"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\(?[A-H]\)?[.:]?|\(?[A-H]\)\s*\S.*"
-    r"|[^\d①-⑩]*[①-⑩][^①-⑩]*",
-    re.DOTALL,
 )
 DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?|\\?[%$]?")
 
@@ -97,7 +93,7 @@ NO_ANSWER = Kind("no gold answer", "add the answers", lambda row: _plain(row).ca
 CHOICES = Kind(
     "multiple-choice letters",
     "ask for the value, because a guess hits a letter, or give --keep_choices",
-    lambda row: LETTER.fullmatch(_plain(row)),
+    lambda row: ONE_CHOICE.fullmatch(_plain(row)),
 )
 UNIT = Kind("gold answers that are a unit only", "add the number", _is_unit)
 IS_DAMAGED = Kind(f"gold answers that are {DAMAGED}", "write the answers again", lambda row: is_damaged(row["answer"]))

@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from grpo_math.grading.lexicon import CHOICE
+
 LANGUAGES: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("vocabulary.json").read_text(encoding="utf-8")
 )
@@ -70,18 +72,19 @@ def _joint(kind: str) -> str:
 # "and" or "or" of another language before a value: a number, a formula, a choice or "x =".
 _JOINT = re.compile(
     rf"{START}(?:(?P<text>\\(?:text|textrm|mbox|mathrm)\s*\{{\s*)?(?:(?P<and>{_joint('and')})|(?P<or>{_joint('or')}))"
-    r"(?(text)\s*\})\s*+(?=\(?[-−–+]?\s?(?:[\d$π√]|\\(?!text))|\(?[A-J](?![A-Za-z])|[a-z](?:_\S{1,3}|[₀-₉])?\s?=))"
+    r"(?(text)\s*\})\s*+"
+    rf"(?=\(?[-−–+]?\s?(?:[\d$π√]|\\(?!text))|\(?{CHOICE}(?![A-Za-z])|[a-z](?:_\S{{1,3}}|[₀-₉])?\s?=))"
 )
 # A letter, or a mark of one, in exactly one way: two ways for each letter would be an exponential search.
 _LETTER = rf"(?:[^\W\d_]|(?![^\W\d_]){FOREIGN})"
-_VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}[A-J])(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
+_VALUE_BEFORE = re.compile(rf"(?:[\d)}}\]$%°€]|{START}{CHOICE})(?:\s?{_LETTER}{{1,20}}){{0,2}}[,\s]*\Z")
 # "Minus" before a number: no value and no part of a word is before it.
 _MINUS = re.compile(
     r"(?:[Nn]egative|[Mm]inus|минус|мінус|moins|menos|meno|μείον|eksi|负|負|マイナス|마이너스|ลบ|ناقص|سالب|منفی|מינוס|माइनस|âm|mínusz?|miinus|ঋণাত্মক|ऋणात्मक)\s*(?=\d)"
 )
 _NO_MINUS = re.compile(r"(?:[\d)}$]\s?|[^\W\d_\u0e00-\U0010ffff])\Z")
-_VALUE_BEHIND = re.compile(r"[\d$(A-J]|[a-z]\S? ?=")
-_NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}[A-J]\)?)\s\Z")
+_VALUE_BEHIND = re.compile(rf"[\d$(]|{CHOICE}|[a-z]\S? ?=")
+_NUMBER_BEFORE = re.compile(rf"(?:[\d$]|{START}{CHOICE}\)?)\s\Z")
 
 
 def in_english(text: str) -> str:

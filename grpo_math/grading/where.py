@@ -32,6 +32,7 @@ from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.equal.units import CHANGES, measure
 from grpo_math.grading.equal.words import MONTHS
 from grpo_math.grading.formats import FORMATS
+from grpo_math.grading.lexicon import BRACKETED, CHOICE, CIRCLED, CURRENCIES
 from grpo_math.grading.vocabulary import FOREIGN, LATIN, START, either, in_english, whole_words, words
 
 TAIL = 10_000  # characters that are read
@@ -72,7 +73,7 @@ _SIGNS = str.maketrans(
 _UNIT_IN_BRACKETS = re.compile(rf"(?<=\d)\(({FOREIGN}{{1,4}})\)")  # 9×4=36（个）
 _DIGIT = re.compile(r"(?![0-9])\d")
 
-_VALUED = re.compile(r"[\dπ$¼-¾⅐-⅞①-⑳]|\\(?!end|begin|\W)|(?<![A-Za-z])[A-J](?![A-Za-z])(?!['’ ][a-z])")
+_VALUED = re.compile(rf"[\dπ$¼-¾⅐-⅞{CIRCLED}]|\\(?!end|begin|\W)|(?<![A-Za-z]){CHOICE}(?![A-Za-z])(?!['’ ][a-z])")
 
 _SHORT = re.compile(rf" (?!(?:{'|'.join(CHANGES)})\b)[a-z]{{2,3}}\b")
 # A formula, or a word. A dollar sign opens and closes a formula as in Markdown: "$5 and $6" has none.
@@ -96,28 +97,27 @@ _PROSE = re.compile(
     rf"(?<![\\A-Za-z])[A-Za-z]{{3,}}(?![A-Za-z(])|(?<!\S)[A-Za-z]{{2}}(?![^\s.,])|{FOREIGN}|[\u00c0-\u024f\u1e00-\u1fff]"
     "|[\u0370-\u03ff]{3}"
 )
-_CHOICE = re.compile(r"\(?[B-HJ]\)?[.,:]?|\(?A[).:,]{1,2}|A|[①-⑳]")
+_CHOICE = re.compile(rf"(?![(]?[AI]){BRACKETED}[.,:]?|\(?A[).:,]{{1,2}}|A|[{CIRCLED}]")
 # A choice with its mark, and the text of the option: "(B) 3:45 P.M.", "B, 14/09/2031", "the best option is E) 12 A".
 _CLAUSE = r"(?!(?:is|are|was|because|since|as|so|or|and|not|but|nor)\b|[,;/&|=<>])"
 _CHOICE_WITH_TEXT = re.compile(
-    r"(?:\A|\b(?:is|[Oo]ption|choice|answer):? )\(?([A-J])(?:\)|[.:](?=\s))\s*" + _CLAUSE + r"(\S.*)\Z"
-    r"|\b(?:[Oo]ption|[Cc]hoice) \(?([A-J])\)?(?:, | is (?:the )?correct(?: one| option| choice| answer)?: )"
-    + _CLAUSE
-    + r"(\S.*)\Z"
-    r"|(?<![\w(])(?<!\bnot )(?<!\bNot )\(?([A-J])(?:\)|[.:,](?= ?[\d$€£]))\s*([-$€£\\]?\d[^()]*)\Z",
+    rf"(?:\A|\b(?:is|[Oo]ption|choice|answer):? )\(?({CHOICE})(?:\)|[.:](?=\s))\s*{_CLAUSE}(\S.*)\Z"
+    rf"|\b(?:[Oo]ption|[Cc]hoice) \(?({CHOICE})\)?(?:, | is (?:the )?correct(?: one| option| choice| answer)?: )"
+    rf"{_CLAUSE}(\S.*)\Z"
+    rf"|(?<![\w(])(?<!\bnot )(?<!\bNot )\(?({CHOICE})(?:\)|[.:,](?= ?[\d{CURRENCIES}]))"
+    rf"\s*([-{CURRENCIES}\\]?\d[^()]*)\Z",
     re.DOTALL,
 )
-_MARKED = re.compile(r"[A-J](?:[).:,]| is )")  # for speed
+_MARKED = re.compile(rf"{CHOICE}(?:[).:,]| is )")  # for speed
 # The text of an option, or a clause behind "yes" or "no", matters only to a gold answer of that kind.
-_KIND = re.compile(r"(?:\([A-J]\)|(?i:yes|no|true|false)(?:[,.;:!]| [–—-])) +(\S.*)", re.DOTALL)
+_KIND = re.compile(rf"(?:\({CHOICE}\)|(?i:yes|no|true|false)(?:[,.;:!]| [–—-])) +(\S.*)", re.DOTALL)
 _ROW = re.compile(r"\| .*\| *([^|\s][^|]*?) *\|")  # of a table: its last cell
 _QUOTED = re.compile(r"""["“„「『«]((?:[^"“”」』»\\\n]|\\.){1,400})["“”」』»]""")
 _AFFIRMED = re.compile(r"(?:\\text\s*\{\s*)?(?i:yes|no|true|false)(?:\}?(?:[,.;:!}]| [–—-]) | \()")
 # Several choices are one answer, and so are several values of one name: "A or C", "x = 2 or x = -3".
-_ONE = r"\(?[A-J]\)?"
 _MAYBE = "(?:maybe|perhaps|possibly)"
 _CHOICES = re.compile(
-    rf"{START}(?<![\d(]){_ONE}(?:(?:,? (?:(?:and|or)(?: {_MAYBE})?|{_MAYBE}) |[,/] ?){_ONE}(?![A-Za-z\d]))+"
+    rf"{START}(?<![\d(]){BRACKETED}(?:(?:,? (?:(?:and|or)(?: {_MAYBE})?|{_MAYBE}) |[,/] ?){BRACKETED}(?![A-Za-z\d]))+"
 )
 _IS = r"(?:_\{?\w\}?)? ?= ?[^=,]{1,60}?"
 _SOLUTIONS = re.compile(rf"\$?(?P<name>[a-z]){_IS}(?:(?:,? (?:and|or) |, ?)\$?(?P=name){_IS})+\Z")
@@ -146,7 +146,7 @@ _REMARK = re.compile(
 )
 # A sentence as an answer: two words or more before its first number, and no formula.
 _SENTENCE = re.compile(
-    r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$\s]*\s[^\d=\\{}$]*\s[$€£]?\d[^=\\{}]*)\}?\.?"
+    r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$\s]*\s[^\d=\\{}$]*\s[" + CURRENCIES + r"]?\d[^=\\{}]*)\}?\.?"
 )
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
 _OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
@@ -180,13 +180,15 @@ _JOINING = re.compile(
 _PART = re.compile(r"\(?([a-d])[).] *(\S.*)")
 # "239, which is 3 more than before", "42, not 41", "$x + C$, where $C$ is constant": the value before it counts.
 _COMPARED = re.compile(
-    r"(?:,? and not|, not| \(not| rather than) [-$€£]?\d\S{0,12}\Z"
+    r"(?:,? and not|, not| \(not| rather than) [-" + CURRENCIES + r"]?\d\S{0,12}\Z"
     r"|,? where \W{0,4}[A-Za-z]\b\S{0,12} (?:is|are|denotes|represents)\b"
     r"|, (?:which is )?\S{1,9} (?:[a-z]+ )?(?:more|fewer|less|greater|higher|lower) (?:[a-z]+ )?than\b"
 )
 _NO_LATER = re.compile(r"\bno (?:later|earlier|sooner) than (?=\d)")
 # The value behind "is" in a sentence: "8 pens cost 12".
-_PREDICATE = re.compile(rf"{START}{either('is')}(?:\s{{1,9}}[^\W\d_]{{1,30}})?\s{{0,9}}[$€£¥₹]?\Z", re.IGNORECASE)
+_PREDICATE = re.compile(
+    rf"{START}{either('is')}(?:\s{{1,9}}[^\W\d_]{{1,30}})?\s{{0,9}}[{CURRENCIES}]?\Z", re.IGNORECASE
+)
 _ALTERNATIVE = re.compile(rf"{START}{either('or', 'not')}|\b(?:maybe|perhaps|possibly|if)\b", re.IGNORECASE)
 # The rest of the sentence describes the value, unless another clause has another value: "12 dollars to buy 5, so 5".
 _PURPOSE = re.compile(
@@ -215,7 +217,7 @@ _CAUSE = re.compile(r"\b(?:because|since|as)\b")
 # The end of a sentence: a sign, the end of a line, the number of the next step, a space in a script that has one only
 # there.
 _STOP = (
-    r"(?<!\A[A-J])(?<![\n*(][A-J])(?<!\bRs)(?<!\d\.\.)\.(?=\s|\Z)"
+    rf"(?<!\A{CHOICE})(?<![\n*(]{CHOICE})(?<!\bRs)(?<!\d\.\.)\.(?=\s|\Z)"
     r"|(?<=[A-Za-z])!(?=\s|\Z)|。|(?<=[^.]\.\$)(?=\s)|(?<=[^.]\.\\\])"
 )
 _QUESTION = r"(?P<question>\?(?=[\s*]|\Z)|？)"
@@ -515,7 +517,7 @@ def _is_value(before: re.Match[str] | None, item: re.Match[str], after: re.Match
     if _CHOICE.fullmatch(text.strip("$")):
         is_name = text != "A" or after is None or _NO_NOUN.match(after.group()) is not None
         return is_name and (before is None or before.group() != "=")
-    return re.search(r"[\dπ¼-¾⅐-⅞①-⑳]", text) is not None or "\\" in text.partition("$")[2]
+    return re.search(rf"[\dπ¼-¾⅐-⅞{CIRCLED}]", text) is not None or "\\" in text.partition("$")[2]
 
 
 def _choice(text: str, item: re.Match[str]) -> str:

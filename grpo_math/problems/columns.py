@@ -37,6 +37,13 @@ ACCEPTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
 ARGUMENTS = ("prompts", "completions", "trainer_state", "log_extra", "log_metric", "environments")
 # TRL reads a column image or images as pictures of the prompt, which a text model cannot take.
 TRAINING_COLUMNS = (*(*ARGUMENTS, "prompt", "completion", "completion_ids", "answer_format", "image", "images"),)
+# Words in the names of columns about a problem or an answer, which are neither of the two, nor a part of a problem.
+ABOUT = frozenset(
+    """
+id uuid index idx nr no type kind format source url title topic lang language unit status len length count time date
+level score difficulty rate model analysis explanation rationale process step point
+""".split()  # noqa: SIM905
+)
 Columns = Mapping[str, tuple[str, ...]]  # the accepted columns of each field; the first one with a value is used
 
 

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from grpo_math.errors import ConfigError, DataError, as_config_error, first_line, require_choice
+from grpo_math.grading.lexicon import DECIMAL
 from grpo_math.problems import choices, generated, gym, missing, parts, stored
 from grpo_math.problems import columns as which
 from grpo_math.problems.problem import Problem
@@ -56,7 +57,7 @@ DATA_DIR_VARIABLE = "GRPO_MATH_DATA"
 SAME = {"test": "heldout", "heldout": "test"}
 ACCEPTED = (*SOURCES, "generated", "reasoning_gym:NAME", "owner/name", "path/to/file.jsonl")
 CHECKED = 200  # rows in which a column that is not read is noticed
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+NUMBER = re.compile(rf"-?{DECIMAL}")
 DATA_CELL = re.compile(r"\W*\d|.*[?？؟]", re.DOTALL)  # a cell that is not the name of a column
 LARGE = 2**23  # bytes of a data set whose problems are kept in the cache
 Warn = Callable[[str], None]

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError
 from grpo_math.grading.vocabulary import words
-from grpo_math.problems.columns import Columns, used
+from grpo_math.problems.columns import ABOUT, Columns, used
 from grpo_math.problems.parts import belongs
 from grpo_math.settings.data import columns_as_text
 from grpo_math.system.reading import from_cell
@@ -65,11 +65,7 @@ ANSWER_NAMES = _pattern(
     """,
     *(word for word in words("answer") if len(word) > 1 and not re.search('[:="]| (?:is|are)', word)),
 )
-# Such a column says something about a problem or an answer.
-ABOUT = _pattern("""
-    id uuid index idx nr no type kind format source url lang language unit status len length count time date level score
-    difficulty rate model analysis explanation rationale process step point
-""")
+ABOUT_NAMES = _pattern(" ".join(ABOUT))
 
 
 def refuse_missing(dataset: str, rows: Sequence[Mapping[str, Any]], columns: Columns) -> None:
@@ -85,7 +81,9 @@ def column_remedy(rows: Sequence[Mapping[str, Any]], field: str, columns: Column
     for name, content in (cell for row in rows[:SEEN] for cell in row.items()):
         cell = from_cell(content)
         names |= dict.fromkeys([f"{name}.{key}" for key in cell] if isinstance(cell, dict) else [name])
-    free = [name for name in names if not (belongs(name) or MEMBER.fullmatch(name) or ABOUT.search(_folded(name)))]
+    free = [
+        name for name in names if not (belongs(name) or MEMBER.fullmatch(name) or ABOUT_NAMES.search(_folded(name)))
+    ]
     guessed = {}
     for one, pattern in (("problem", PROBLEM_NAMES), ("answer", ANSWER_NAMES)):
         candidates = [name for name in free if pattern.search(_folded(name)) and not used([name], columns)]

@@ -11,14 +11,26 @@ from numbers import Number
 from string import ascii_uppercase
 from typing import Any
 
-from grpo_math.problems.columns import normalized
+from grpo_math.problems.columns import ABOUT, normalized
 from grpo_math.system.reading import from_cell
 
 # Words in the names of columns that are neither options nor another part of a problem.
 OTHER = {
-    *("source", "url", "title", "topic", "solution", "rationale", "explanation", "reasoning", "response", "responses"),
-    *("output", "completion", "generation", "generations", "cot", "messages", "code", "equation", "formula"),
-    *("tags", "topics", "categories", "keywords", "skills", "steps", "hints"),
+    *ABOUT,
+    *("solution", "reasoning", "response", "responses", "output", "completion", "generation", "generations", "cot"),
+    *(
+        "messages",
+        "code",
+        "equation",
+        "formula",
+        "tags",
+        "topics",
+        "categories",
+        "keywords",
+        "skills",
+        "steps",
+        "hints",
+    ),
 }
 LISTS = ("options", "choices", "endings", "answer_choices", "answer_options", "answer_option_list", "option_list")
 WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong)_(?:answer|option|choice))s?_?\d?")

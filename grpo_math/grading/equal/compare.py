@@ -27,6 +27,7 @@ from grpo_math.grading.equal.text import MAX_CHARACTERS, strip_wrappers
 from grpo_math.grading.equal.tree import EQUAL, UNDECIDED, Comparison, Degrees, Negative, Number, Percent, Product, Tree
 from grpo_math.grading.equal.units import Unit
 from grpo_math.grading.equal.words import AFFIRMED, BEYOND, TEXT, beyond, for_math_verify, same_words
+from grpo_math.grading.lexicon import CHOICE, GROUPED
 from grpo_math.grading.verdict import POLICY, GradingPolicy, Verdict
 from grpo_math.grading.vocabulary import either
 
@@ -39,7 +40,7 @@ QUANTITY = re.compile(
 CONSTANT = re.compile(
     r"(?<=[\w)}|]) ?\+ ?(?:C(?:_\{?[01]\}?)?|[ckK]|(?:\\text ?\{ ?)?const(?:ant)?\.? ?\}?)\Z"
 )  # of an integral
-THOUSANDS = re.compile(r"-?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+THOUSANDS = re.compile(rf"-?\$?{GROUPED}(?:\.\d+)?")
 FAST_NUMBER = re.compile(r"\\?\$?\s?(-?)\s?\\?\$?([1-9]\d{0,2}(?:,\d{3})+|\d{1,400})(\.\d{1,400})?\s?(\\?%)?\.?")
 QUICK_CHARACTERS = 400  # of a text compared in the calling process
 ORDINARY = 160  # characters; gold answers of GSM8K and MATH have at most 159
@@ -64,10 +65,10 @@ LEAD = re.compile(
     r"(?=-?\$?[\d,.]+%?\s*(?:[^\W\d_]++\s*+){0,3}\Z)",
     re.IGNORECASE,
 )
-CHOICE = re.compile(  # (B) 12, (C) Friday
-    r"\A(?:\\text\s*\{\s*\(?[A-J][).]\s*\}|\(?[A-J][).])\s*(?=[-\d$]|[A-Za-z]{2}|\\(?!text))"
+LETTER_BEFORE_TEXT = re.compile(  # (B) 12, (C) Friday
+    rf"\A(?:\\text\s*\{{\s*\(?{CHOICE}[).]\s*\}}|\(?{CHOICE}[).])\s*(?=[-\d$]|[A-Za-z]{{2}}|\\(?!text))"
 )
-GOLD_CHOICE = re.compile(r"\W*(?:text\w*\W*)?[A-J](?![a-z])")
+GOLD_CHOICE = re.compile(rf"\W*(?:text\w*\W*)?{CHOICE}(?![a-z])")
 POINT = re.compile(r"[A-Z]'? ?(?=\([^()]+,[^()]+\)\Z)")  # P(2, 3)
 MODULUS = re.compile(  # 2 (mod 5)
     r"\A((?!.*\\equiv).*\d) ?(?:\\pmod ?(?:\{ ?\d+ ?\}|\d)|(?:\\text ?\{ ?\(?|\() ?\\?b?mod ?\}? ?\d+ ?[)}]{1,2})\Z"
@@ -156,7 +157,7 @@ def _of_one_form(gold: str, answer: str) -> tuple[str, str]:
         answer = _without_quantity(answer)
     if CONSTANT.search(gold):
         gold, answer = (CONSTANT.sub("+C", side) for side in (gold, answer))
-    return gold, answer if GOLD_CHOICE.match(gold) else CHOICE.sub("", answer)
+    return gold, answer if GOLD_CHOICE.match(gold) else LETTER_BEFORE_TEXT.sub("", answer)
 
 
 def _pairs(golds: Sequence[Reading], answers: Sequence[Reading]) -> list[tuple[Tree, Tree]]:

@@ -7,6 +7,7 @@ r"""The notation of expressions: functions, Greek letters, words, and the patter
 import re
 
 from grpo_math.grading.equal.tree import INFINITE, PI
+from grpo_math.grading.lexicon import DECIMAL, GROUPED
 
 DIGITS = frozenset("0123456789")
 ASCII_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -51,8 +52,8 @@ NUMBER = re.compile(
     r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d{1,3}(?: \d{3})+(?![\d ]*\d)(?! ?/)|\d+(?:_\d{3})*(?!\d*_))(?:\.\d+)?"
     r"|\.\d+|\d+"
 )
-THOUSANDS = re.compile(r" *\d{1,3}(?:,\d{3})+ *")
-PLAIN = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+THOUSANDS = re.compile(rf" *{GROUPED} *")
+PLAIN = re.compile(rf"{DECIMAL}|\.\d+")
 REPEATING = re.compile(r"(\d*)\.(\d*)\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))")
 EXPONENT = re.compile(r"[eE]([-+]?\d{1,5})(?![\w.])")
 MIXED = re.compile(
@@ -62,7 +63,7 @@ BASED = re.compile(r"([0-9A-Z]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*\(?(\d{1,2})\)
 LETTERS = re.compile(r"[A-Za-z]+")
 COMMAND = re.compile(r"\\([A-Za-z]+)")
 CHOOSING = re.compile(r"\(\s*\d+\s*,\s*\d+\s*\)")
-COEFFICIENT_POWER = re.compile(r"\d+(?:\.\d+)? ?\^")  # n2^{n-1}
+COEFFICIENT_POWER = re.compile(rf"{DECIMAL} ?\^")  # n2^{n-1}
 SUBSCRIPT = re.compile(
     r"_(?:\{(?![^}]*\b(?:and|or|not|is|never)\b)"
     r"([A-Za-z0-9,.+\-]{1,20}|[A-Za-z ]{1,20}|[A-Za-z0-9]+ ?[,+-] ?[A-Za-z0-9]+)\}|([A-Za-z0-9]))"

@@ -18,6 +18,7 @@ import re
 from fractions import Fraction
 
 from grpo_math.grading.equal.notation import FRACTION_WORDS, NUMBER_WORDS, SHORT_WORDS
+from grpo_math.grading.lexicon import CODES, CURRENCIES
 from grpo_math.grading.vocabulary import FOREIGN, LATIN, whole_words, words
 
 Unit = dict[str, int]  # measure -> power
@@ -75,17 +76,16 @@ _FILLERS = SHORT_WORDS | words("harmless")
 _LETTERS = frozenset("bcefijknopqruvwxyzDEGIMOPQRSUXYZ")  # not measures, not even inside \\text{}
 _SHORT = frozenset("m s g L N J W V A K".split())  # noqa: SIM905
 _TOKEN = re.compile(
-    rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°¢£¥₠-₿$元]|(?![一-鿿]*(?:[万萬亿億百半倍或和不非余]|千(?![克米瓦])|分[之の]|以[上下内外]))[一-鿿]+)"
+    rf"\^\s*\{{?\s*(-?\d)\s*\}}?|(/)|(M_\\odot|[{LATIN}μΩ'’&]+(?:-[{LATIN}]+)*|(?:(?![一-鿿]){FOREIGN})+|[°元{CURRENCIES}]|(?![一-鿿]*(?:[万萬亿億百半倍或和不非余]|千(?![克米瓦])|分[之の]|以[上下内外]))[一-鿿]+)"
 )
 _FILLER = re.compile(r"[\s.*~\\·]*")
-_CODES = "|".join(name for name in _TABLE if re.fullmatch("[A-Z]{3}", name))
-_MONEY = re.compile(rf"(-?)\s*(?:[A-Z]{{1,2}}(?=\s?\\?\$))?\s*\\?([$£¥₠-₿]|{_CODES}|R[sp]?\.?)\s*(?=-?[\d.\\({{])")
+_MONEY = re.compile(rf"(-?)\s*(?:[A-Z]{{1,2}}(?=\s?\\?\$))?\s*\\?([{CURRENCIES}]|{CODES}|R[sp]?\.?)\s*(?=-?[\d.\\({{])")
 # A number may be divided by variables, so a unit that begins with a slash has a name and is not a symbol.
 _RATE = "|".join(["person", "hr", "day", "min", *(name for name in _TABLE if re.fullmatch("[a-z]{4,}", name))])
 _START = re.compile(  # where a unit may begin
     r"\\text\s*\{|"
-    rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°| ?[¢£¥₠-₿]|{FOREIGN}|\\\$|[a-z]{{2}}|[A-Z][a-z]"
-    r"|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, but 3g may be a product
+    rf"(?<=[\d)}}\]!%])(?:[ ~]+(?=[{LATIN}μ]|{FOREIGN})|(?=°| ?(?!\$)[{CURRENCIES}]|{FOREIGN}|\\\$|[a-z]{{2}}"
+    r"|[A-Z][a-z]|[a-z][A-Z](?![A-Za-z])|\\mu ?[A-Za-z])|(?<=[\d.]\d)(?=[gL](?![A-Za-z^_(\d{\\])))"  # 75g, not 3g
     r"| +(?=\\text|°|Ω|\\Omega|\\mu|M_)|(?<=\\pi) "
     r"|(?<=[\d}]) ?\((?!wrong|incorrect|false|not\b)(?=[A-Za-z]{2}[A-Za-z \-]{0,40}\)\Z)"
     rf"|(?<=\d)(?= ?/ ?(?:\\text\s*\{{\s*)?(?:{_RATE})s?\b)"

@@ -13,6 +13,7 @@ from string import ascii_lowercase
 from grpo_math.grading.equal.notation import FUNCTIONS, GREEK
 from grpo_math.grading.equal.text import strip_wrappers
 from grpo_math.grading.equal.tree import DIFFERENT, EQUAL, UNDECIDED, Comparison, compared
+from grpo_math.grading.lexicon import BRACKETED, CHOICE
 from grpo_math.grading.verdict import Verdict
 
 WORD = re.compile(
@@ -24,17 +25,19 @@ MONTHS = (
 )
 Compare = Callable[[str, str], "tuple[Verdict | Comparison, str]"]
 LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s*:?\s*)?(?:\(\s*([A-Ja-j])\s*\)|([A-Ja-j])(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|([A-J])(?=$))(?=[\s.:)\d\\$-]|$|(?<!\([A-J]\))(?<=\))[a-z(])\s*(.*)",
-    re.I,
+    r"(?:(?:option|choice|answer)\s*:?\s*)?"
+    rf"(?:\(\s*({CHOICE})\s*\)|({CHOICE})(?:[).:](?=\s|$|[\d\\$-])|\)(?=[a-z(]))|({CHOICE})(?=$))"
+    rf"(?=[\s.:)\d\\$-]|$|(?<!\({CHOICE}\))(?<=\))[a-z(])\s*(.*)",
+    re.IGNORECASE,
 )
-IN_BRACKETS = re.compile(r"\A([A-J]) ?\(([^()]*[A-Za-z]{2}[^()]*)\)\Z")  # B (12 cm)
+IN_BRACKETS = re.compile(rf"\A({CHOICE}) ?\(([^()]*[A-Za-z]{{2}}[^()]*)\)\Z")  # B (12 cm)
 # Behind a choice: what joins or denies it, or a second marked choice. Other text belongs to the option.
 _JOINED = (
-    r"(?:or|and|nor|not(?: right| correct| true| \(?[A-J]|\W*\Z)|but|is|isn't|maybe|perhaps|etc|to [A-J])\b"
-    r"|[,;/&|=<>]|[A-HJ]\s*(?:[,/&]|\Z)|\\[a-z]+[A-J]"
+    rf"(?:or|and|nor|not(?: right| correct| true| \(?{CHOICE}|\W*\Z)|but|is|isn't|maybe|perhaps|etc|to {CHOICE})\b"
+    rf"|[,;/&|=<>]|(?!I){CHOICE}\s*(?:[,/&]|\Z)|\\[a-z]+{CHOICE}"
 )
-_SECOND = r"(?<![\w(])(?:\(?[A-J]\)|[A-J][.:]\s)|\b(?:or|not|except) \(?[A-J]\)?\W*\Z|\ball but\b"
-_LETTERS = r"(?!.*[a-z]{3}).*\b(?!I+\b)[A-J]{2,}\W*\Z"  # no option has them alone
+_SECOND = rf"(?<![\w(])(?:\(?{CHOICE}\)|{CHOICE}[.:]\s)|\b(?:or|not|except) {BRACKETED}\W*\Z|\ball but\b"
+_LETTERS = rf"(?!.*[a-z]{{3}}).*\b(?!I+\b){CHOICE}{{2,}}\W*\Z"  # no option has them alone
 BESIDE = re.compile(rf"{_JOINED}|.*?(?:{_SECOND})|{_LETTERS}")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 ARTICLE = re.compile(r"^(?:(?:it is|it's|they are|there (?:is|are)|is|are|the|an?|always|on)\s+)+", re.IGNORECASE)
@@ -58,19 +61,21 @@ SAME_WORDS = {
     **dict.fromkeys(("player 1", "first player"), "first player"),
     **dict.fromkeys(("player 2", "second player"), "second player"),
 }
-# "the function is odd" is an odd function; "the triangle is a right triangle" is a right triangle
+# Three patterns for a statement, because an answer may name the predicate alone, and a gold answer may not: "Bob is
+# first" is not "Alice is first". In both, "the function is odd" is an odd function, and "the triangle is a right
+# triangle" is a right triangle.
 ONE_WORD_PREDICATE = re.compile(r"\A([a-z]+) (?:is|are) (?!an? |not |no )([a-z]+)\Z")
-# "The next bead is blue", "it is an even number": the predicate
+PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
+# In an answer, "The next bead is blue" is blue, and "it is an even number" is even.
 STATEMENT = re.compile(
     r"(?!.*\b(?:not|no|none|neither|nor|never|nothing|false|whether|if|may|might)\b)(?:the |there )?"
     r"(?:(?:[\w'’]+ ){1,3}(?:is|are|will be) )?(?:the |an? |on )?([a-z]{3,})"
     r"(?: (?:numbers?|functions?|triangles?|angles?|integers?|sequences?|series|matrix|events?|quadrilateral))?",
     re.IGNORECASE,
 )
-PREDICATE = re.compile(r"\A[a-z]+ is an? (?!.*\b(?:or|not)\b)(.+)\Z")
 WINS = re.compile(r"(?<=[a-z]{4}) (?:wins?|will win|has a winning strategy)\Z")
-MARKS = re.compile("[A-J]{2,}|[\ue000-\ue01f]+")  # several choices, or circled digits
-MARKED = re.compile(r"\\[{}]|[{}\s,;.]|\band\b|和|与")
+MARKS = re.compile(rf"{CHOICE}{{2,}}|[\ue000-\ue01f]+")  # several choices, or circled digits
+SEPARATORS = re.compile(r"\\[{}]|[{}\s,;.]|\band\b|和|与")
 SHORT_WORDS = {"yes", "no", "odd", "even", "true", "all", "none", "may"}
 BEYOND = re.compile(  # notation that our grammar cannot read and Math-Verify can
     r"\\(?:sum|prod|i*nt|oint|lim(?:sup|inf)?|det|over|choose|setminus"
@@ -94,40 +99,54 @@ ITS_WORDS = {"matrix", "pmatrix", "bmatrix", "vmatrix", "array", "cases", "infty
 
 
 def same_words(gold: str, answer: str, compare: Compare) -> Comparison:
-    """Compare two cleaned texts as choices or words.
+    """Compare two cleaned texts as choices or words. The first reading that fits the gold answer decides.
 
     The result is undecided if the gold answer is something else. ``compare`` compares the texts of choices, as in
     "(B) 12".
     """
     plain_gold, plain_answer = _plain(gold), _plain(answer)
-    gold_choice = _choice(plain_gold)
-    if gold_choice is not None and gold_choice[0].isupper():
-        letter, label = gold_choice
-        answer_choice = _choice(plain_answer)
-        if answer_choice is not None:
-            if answer_choice[0].upper() != letter or (not label and BESIDE.match(answer_choice[1])):
-                return DIFFERENT
-            if plain_gold == f"({letter})" and re.match(r"\(\w\)[\d-]", plain_answer):
-                return DIFFERENT
-            agrees = not label or not answer_choice[1] or compare(label, answer_choice[1])[0] is not Verdict.WRONG
-            return compared(agrees)
-        if not label and re.search(r"\w\W+\w" if plain_gold[0] == "(" else r"\bor\b", plain_answer):
-            return DIFFERENT  # B/E times E, A or C = A
-        verdict = compare(label, plain_answer)[0] if label else UNDECIDED
-        return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
-    marks, marked = MARKED.sub("", plain_gold), MARKED.sub("", plain_answer)
-    if MARKS.fullmatch(marks) and list(marks) == sorted(set(marks)) and (marks == marked or marks[0] > "\ue000"):
-        return compared(marks == "".join(sorted(marked)))
-    statement = STATEMENT.fullmatch(plain_answer)
-    same = _words(plain_gold) in {_words(plain_answer), statement and _words(statement[1])} - {""}
-    same = (
-        same
-        or (statement is not None and statement[1].lower() == plain_gold.lower())
-        or len({text.replace(", and ", " and ").replace(" and ", ", ") for text in (plain_gold, plain_answer)}) == 1
-    )
+    choice = _choice(plain_gold)
+    if choice is not None and choice[0].isupper():
+        return _same_choice(plain_gold, plain_answer, choice, compare)
+    if (same_marks := _same_marks(plain_gold, plain_answer)) is not None:
+        return same_marks
+    same = _same_statement(plain_gold, plain_answer)
     if TEXT.fullmatch(gold) and plain_gold.isalpha() and plain_answer.isalpha() and len(plain_gold) > 1:
         return compared(same or plain_gold.lower() == ARTICLE.sub("", plain_answer.lower()))
     return EQUAL if same else UNDECIDED
+
+
+def _same_choice(gold: str, answer: str, choice: tuple[str, str], compare: Compare) -> Comparison:
+    """Compare an answer with one choice, as "B" and "(B) 12": by the letter, then by the text."""
+    letter, text = choice
+    chosen = _choice(answer)
+    if chosen is None and text:
+        verdict = compare(text, answer)[0]
+        return UNDECIDED if verdict is UNDECIDED else compared(verdict is Verdict.CORRECT)
+    if chosen is None:  # B/E times E, A or C = A
+        return DIFFERENT if re.search(r"\w\W+\w" if gold[0] == "(" else r"\bor\b", answer) else UNDECIDED
+    if chosen[0].upper() != letter or (not text and BESIDE.match(chosen[1])):
+        return DIFFERENT
+    if gold == f"({letter})" and re.match(r"\(\w\)[\d-]", answer):
+        return DIFFERENT
+    return compared(not text or not chosen[1] or compare(text, chosen[1])[0] is not Verdict.WRONG)
+
+
+def _same_marks(gold: str, answer: str) -> Comparison | None:
+    """Compare several choices, or circled digits in any order. None for another gold answer."""
+    marks, marked = SEPARATORS.sub("", gold), SEPARATORS.sub("", answer)
+    if not MARKS.fullmatch(marks) or list(marks) != sorted(set(marks)) or (marks != marked and marks[0] <= "\ue000"):
+        return None
+    return compared(marks == "".join(sorted(marked)))
+
+
+def _same_statement(gold: str, answer: str) -> bool:
+    """Return True for the same words, also if the answer is a sentence with them: "it is tuesday"."""
+    statement = STATEMENT.fullmatch(answer)
+    predicate = statement[1] if statement else ""
+    without_and = {text.replace(", and ", " and ").replace(" and ", ", ") for text in (gold, answer)}
+    is_predicate = statement is not None and predicate.lower() == gold.lower()
+    return is_predicate or len(without_and) == 1 or _words(gold) in {_words(answer), _words(predicate)} - {""}
 
 
 def _plain(text: str) -> str:

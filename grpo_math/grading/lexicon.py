@@ -1,0 +1,27 @@
+r"""Parts of patterns for choices, numbers and money, without groups. Each module puts them into patterns of its own.
+
+>>> [re.fullmatch(part, text) is not None for part, text in ((CHOICE, "J"), (GROUPED, "1,200"), (DECIMAL, "1.5"))]
+[True, True, True]
+"""
+
+import re
+
+# The letter of an option, perhaps in brackets, and a circled number.
+CHOICE = "[A-J]"
+BRACKETED = rf"\(?{CHOICE}\)?"
+CIRCLED = "①-⑳"  # in brackets of a pattern
+# A gold answer that is a choice, with the text of its option or without.
+ONE_CHOICE = re.compile(
+    rf"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\W*\b({CHOICE})(?:\W*|\)(?![,;/]).*|[.:]\s.*)"
+    rf"|[^\d{CIRCLED}]*([{CIRCLED}])[^{CIRCLED}]*",
+    re.DOTALL,
+)
+# 1,200 and 1.5, without a sign.
+GROUPED = r"\d{1,3}(?:,\d{3})+"
+DECIMAL = r"\d+(?:\.\d+)?"
+# Signs of money, in brackets of a pattern, and codes.
+CURRENCIES = "$¢-¥֏؋߾߿৲৳৻૱௹฿៛₠-₿꠸﷼﹩＄￠￡￥￦"
+CODES = (
+    "USD|EUR|GBP|JPY|CNY|RMB|KRW|INR|BRL|PLN|CZK|HUF|SEK|NOK|DKK|CHF|RUB|UAH|TRY|MXN|ARS|CLP|COP|PEN|THB|VND|IDR|MYR|PHP"
+    "|SGD|HKD|TWD|ZAR|NGN|KES|EGP|ILS|AED|SAR|AUD|CAD|NZD|RON|BGN|KZT"
+)
