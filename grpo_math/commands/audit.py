@@ -9,8 +9,8 @@ from grpo_math.problems.sources import SOURCES, hub_id
 from grpo_math.run.files import require_new
 from grpo_math.settings.recipe import read_and_set_env
 from grpo_math.settings.shipped import target_options
-from grpo_math.system.reading import is_table
 from grpo_math.system.streams import Answer
+from grpo_math.system.table_files import is_table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,8 @@ from grpo_math.errors import ConfigError, DataError, cut, require_choice
 from grpo_math.grading import Verdict, grade_batch
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.verdict import POLICY, GradingPolicy
-from grpo_math.system.reading import FAULT, Unreadable, from_json, read_table
+from grpo_math.system.reading import Unreadable, from_json
+from grpo_math.system.table_files import FAULT, read_table
 
 
 def grade_file(

@@ -48,7 +48,9 @@ from grpo_math.problems.prompts import AS_IS, PROBLEM, Prompt, Template, as_temp
 from grpo_math.problems.rows import BadRow, Row, parse_row
 from grpo_math.problems.sources import DEFAULT_SOURCE, HUB_ID, SOURCES, DatasetRef, Source, parse_ref, source_name
 from grpo_math.problems.stored import Read, Stored
-from grpo_math.system.reading import FAULT, home, is_table, read_table, uncompressed
+from grpo_math.system.encodings import uncompressed
+from grpo_math.system.reading import home
+from grpo_math.system.table_files import FAULT, is_table, read_table
 from grpo_math.system.user_functions import is_user_function
 
 logger = logging.getLogger(__name__)

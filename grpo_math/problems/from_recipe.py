@@ -16,7 +16,7 @@ from grpo_math.problems.sources import folder_name
 from grpo_math.problems.stored import kept_with_rows, rows_with
 from grpo_math.run.resume import problem_hashes, short_hash
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.reading import is_table
+from grpo_math.system.table_files import is_table
 
 HELDOUT_N = 64  # problems in an evaluation during training
 EVAL_N = 128  # problems before and after a run: enough to confirm most differences of 10 points

@@ -28,7 +28,8 @@ from grpo_math.problems import options as choice
 from grpo_math.problems.missing import column_remedy
 from grpo_math.problems.prompts import CHAT_TOKENS
 from grpo_math.problems.sources import DEFAULT_SOURCE, SOURCES, Source
-from grpo_math.system.reading import FAULT, Unreadable, from_cell, from_json
+from grpo_math.system.reading import Unreadable, from_cell, from_json
+from grpo_math.system.table_files import FAULT
 
 Row = dict[str, Any]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from grpo_math.system.reading import home, is_table
+from grpo_math.system.reading import home
+from grpo_math.system.table_files import is_table
 from grpo_math.system.yaml_files import read_yaml
 
 NAME = re.compile(r"(?P<path>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")

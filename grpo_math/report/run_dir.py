@@ -13,7 +13,8 @@ from grpo_math.run import lock, speed_ups
 from grpo_math.run.checkpoints import FINISHED
 from grpo_math.run.history import read_lines, settled
 from grpo_math.run.resume import run_config
-from grpo_math.system.reading import is_folder, near, read_json, read_table, reading
+from grpo_math.system.reading import is_folder, near, read_json, reading
+from grpo_math.system.table_files import read_table
 
 History = list[dict[str, float]]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_math.settings.declare import Facts, Rule, setting
-from grpo_math.system.reading import is_table
+from grpo_math.system.table_files import is_table
 
 # Values of prompt_template: the placeholder in a user's text, which alone makes the problem the user's message; and the
 # prompt of the row, unchanged.

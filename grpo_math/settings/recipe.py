@@ -26,8 +26,10 @@ from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.shipped import recipe_file
 from grpo_math.settings.start_adapter import ALL_LINEAR, adapter_fields
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, refuse_not_here, translated
-from grpo_math.system.reading import TABLES, from_json, home, reading, uncompressed
+from grpo_math.system.encodings import uncompressed
+from grpo_math.system.reading import from_json, home, reading
 from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
+from grpo_math.system.table_files import TABLES
 from grpo_math.system.yaml_files import from_yaml, read_yaml
 
 METHODS: dict[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("methods.yaml"))

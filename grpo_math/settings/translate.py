@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.settings.data import AS_IS, PROBLEM
-from grpo_math.system.reading import is_table
+from grpo_math.system.table_files import is_table
 from grpo_math.system.yaml_files import read_yaml
 
 NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
