@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from grpo_math.system.redact import HIDDEN, is_secret, without_secrets
+from grpo_math.redact import HIDDEN, is_secret, without_secrets
 
 SHOWN = 200  # characters of a value
 LONGEST = 2000  # characters of a printed error

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 from grpo_math.errors import ConfigError
-from grpo_math.system.redact import without_secrets
+from grpo_math.redact import without_secrets
 
 # Settings of a run that have the same name in a request.
 SHARED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "cache_implementation")

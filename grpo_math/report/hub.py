@@ -19,13 +19,13 @@ from huggingface_hub.utils._http import default_client_factory
 
 from grpo_math.checks.check_services import check_repo_id, offline, owners
 from grpo_math.errors import ConfigError, PushError, UserError
+from grpo_math.redact import known_secrets, one_line
 from grpo_math.report import report
 from grpo_math.report.card import model_card, result_files, trained_base
 from grpo_math.report.run_dir import read_run
 from grpo_math.run.checkpoints import FINISHED, named
 from grpo_math.run.weights import weights_in
 from grpo_math.system.reading import near, read_json
-from grpo_math.system.redact import known_secrets, one_line
 
 SECONDS = 120.0  # time without a byte from the Hub after which the push fails
 # transformers and training leave other files next to the weights: pickles, checksums, their own card.

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from grpo_math.errors import escaped
-from grpo_math.system.redact import is_secret
+from grpo_math.redact import is_secret
 
 
 @cache

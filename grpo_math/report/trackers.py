@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from grpo_math.checks.check_services import wandb_offline
-from grpo_math.system.redact import without_secrets
+from grpo_math.redact import without_secrets
 
 # wandb would upload a record of the machine with the command line, which may contain a token, and everything that the
 # run prints.

@@ -13,11 +13,11 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from grpo_math.redact import command_line, without_secrets
 from grpo_math.run import files, metrics, speed_ups
 from grpo_math.run.history import numbers, read_lines
 from grpo_math.system.collectives import agree_on_largest
 from grpo_math.system.machine import hardware, versions
-from grpo_math.system.redact import command_line, without_secrets
 from grpo_math.system.signals import Stop
 from grpo_math.system.yaml_files import as_yaml
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError
+from grpo_math.redact import without_secrets
 from grpo_math.run.checkpoints import FILES, checkpoints, damage, newest_whole, remove_unfinished, unfinished
 from grpo_math.run.files import replace_text
 from grpo_math.settings.fields import fields
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.start_adapter import adapter_identity
-from grpo_math.system.redact import without_secrets
 from grpo_math.system.yaml_files import read_yaml
 
 PROBLEMS = "problems.txt"

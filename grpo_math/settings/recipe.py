@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from grpo_math.errors import ConfigError, UserError, require_choice
+from grpo_math.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.settings.data import columns_as_text, dataset_as_text
 from grpo_math.settings.fields import Field, defaults, fields
 from grpo_math.settings.run_settings import RunSettings
@@ -28,7 +29,6 @@ from grpo_math.settings.start_adapter import ALL_LINEAR, adapter_fields
 from grpo_math.settings.translate import SCRIPTS, for_script, hint, refuse_not_here, translated
 from grpo_math.system.encodings import uncompressed
 from grpo_math.system.reading import from_json, home, reading
-from grpo_math.system.redact import ENDINGS, HIDDEN, is_secret
 from grpo_math.system.table_files import TABLES
 from grpo_math.system.yaml_files import from_yaml, read_yaml
 

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grpo_math.errors import UserError, first_line
+from grpo_math.redact import one_line
 from grpo_math.system.addresses import is_this_machine
 from grpo_math.system.reading import from_json
-from grpo_math.system.redact import one_line
 
 BUSY = (429, 500, 502, 503, 504)  # statuses of a server that may answer later
 

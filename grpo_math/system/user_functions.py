@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from grpo_math.errors import ConfigError, UserError, nearest_name
-from grpo_math.system.redact import one_line
+from grpo_math.redact import one_line
 
 # torch, because TRL and transformers decorate methods with ``torch.no_grad()``.
 PACKAGES = ("trl", "transformers", "peft", "grpo_math", "torch")

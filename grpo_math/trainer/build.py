@@ -13,12 +13,13 @@ from trl.trainer.utils import create_model_from_path
 
 from grpo_math.generation.dtypes import fast_dtype, number_formats
 from grpo_math.generation.models import explain_weight_errors, load_adapter, model_path, refuse_dropout_of_experts
+from grpo_math.generation.models import explain_weight_errors, model_path, refuse_dropout_of_experts
+from grpo_math.redact import without_secrets
 from grpo_math.rewards.inputs import Reward
 from grpo_math.run.bar import transformers_bars
 from grpo_math.run.weights import checkpoint_kinds
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.settings.start_adapter import FILES, adapter_folder
-from grpo_math.system.redact import without_secrets
 from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.console import replace_printers

@@ -23,11 +23,11 @@ from grpo_math.algorithm.advantages import try_function
 from grpo_math.algorithm.losses import try_surrogate
 from grpo_math.errors import ConfigError
 from grpo_math.generation.dtypes import gpu_dtype, number_formats
+from grpo_math.redact import without_secrets
 from grpo_math.settings import rules
 from grpo_math.settings.fields import fields as recipe_fields
 from grpo_math.settings.own import TrainerFields
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.redact import without_secrets
 from grpo_math.system.replaced import replaced
 from grpo_math.system.user_functions import is_user_function
 
