@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from grpo_math.generation.vllm_process import ServerProcess
-from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, command, environment, make_key
+from grpo_math.generation.vllm_server import MIDDLEWARE_FOLDER, ServerSettings, environment, make_key
 from grpo_math.system.machine import free_port
 
 VLLM = os.environ.get("GRPO_MATH_VLLM")
@@ -25,9 +25,9 @@ def serving(
     with patch.dict(os.environ):
         make_key()
         port = free_port()
-        line = command(model, port=port, executable=str(executable), data_parallel=copies, **options)
+        server = ServerSettings(model=model, port=port, executable=str(executable), data_parallel=copies, **options)
         variables = {**os.environ, **environment(), **CPU, "PYTHONPATH": str(MIDDLEWARE_FOLDER)}
-        process = ServerProcess(line, variables, f"http://127.0.0.1:{port}", folder / "server.log")
+        process = ServerProcess(server.command(), variables, f"http://127.0.0.1:{port}", folder / "server.log")
         try:
             process.wait(700)
             yield process

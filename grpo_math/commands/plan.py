@@ -3,9 +3,9 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_math import planner
 from grpo_math.checks.check_services import cache_only
@@ -35,57 +35,95 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--accelerate_config", metavar="FILE", help="a file or a name (default: as train chooses)")
 
 
+class Job(NamedTuple):
+    """The GPUs that the options describe. None: those of this machine."""
+
+    card: Card | None
+    nodes: int
+    gpus: int | None  # of each node
+    gpu_gb: float | None
+    cpu_gb: float  # of each node
+    prompt_tokens: int | None
+    separate_server: bool  # the last of several nodes runs the server, as in launch/slurm/multi_node.sbatch
+
+    @property
+    def per_gpu(self) -> dict[str, Any]:
+        capability = self.card.capability if self.card else None
+        return {"gpu_gb": self.gpu_gb, "capability": capability, "prompt_tokens": self.prompt_tokens}
+
+    def machine(self, nodes: int) -> dict[str, Any]:
+        """Return the arguments of `planner.plan` for this many nodes."""
+        return {**self.per_gpu, "gpus": self.gpus and self.gpus * nodes, "cpu_gb": self.cpu_gb * nodes}
+
+
 def run(args: argparse.Namespace) -> Answer:
     """Plan the memory and the layout of one recipe."""
+    if args.list_models or args.card == "list":
+        return _list(args)
+    recipe = _read_recipe(args)
+    job = _job(args, recipe)
+    # Training tries the same configs in the same order (train/layout.py).
+    name = args.accelerate_config
+    configs = {"": accelerate_config(name)} if name else shipped_configs(recipe)
+    trained = recipe.changed(vllm_server_host="the last node") if job.separate_server else recipe
+    answer = planner.plan(trained, configs, **job.machine(job.nodes - job.separate_server))
+    plans = [plan for plan in (answer, answer["best"]) if plan]
+    if job.separate_server:
+        _add_server(plans, recipe, job)
+    notes = _notes_about_gpus(recipe, job.card, args.gpu_memory)
+    for plan in plans:
+        plan["notes"] = [*_note_about_idle(plan, recipe, configs, job), *notes, *plan["notes"]]
+    answer |= _command(answer, recipe, args)
+    return Answer(answer, planner.picture(answer), answer["fits"])
+
+
+def _list(args: argparse.Namespace) -> Answer:
+    """List the models that need no network, or the cards."""
     if args.list_models:
         names = list(stored("shapes.json"))
         return Answer({"models": names}, "\n".join(names))
-    if args.card == "list":
-        memory = {name: card["gb"] for name, card in planner.TABLES["cards"].items()}
-        return Answer({"cards": memory}, "\n".join(f"{name:<15} {gb:>5.4g} GB" for name, gb in memory.items()))
-    recipe = _read_recipe(args)
+    memory = {name: card["gb"] for name, card in planner.TABLES["cards"].items()}
+    return Answer({"cards": memory}, "\n".join(f"{name:<15} {gb:>5.4g} GB" for name, gb in memory.items()))
+
+
+def _job(args: argparse.Namespace, recipe: RunSettings) -> Job:
     card = planner.card_of(args.card) if args.card else None
-    name = args.accelerate_config
-    # A named card need not be in this machine, so the GPUs of this machine do not count.
-    count = args.gpus or (1 if args.card or args.nodes else None)
-    gpu_gb = args.gpu_memory or (card.gb if card else None)
-    # As in launch/slurm/multi_node.sbatch, the last of several nodes runs the server.
-    separate_server = (args.nodes or 1) > 1 and recipe.starts_server
-    policy_nodes = (args.nodes or 1) - separate_server
-    # Training tries the same configs in the same order (train/layout.py).
-    configs = {"": accelerate_config(name)} if name else shipped_configs(recipe)
-    machine = {"gpu_gb": gpu_gb, "capability": card.capability if card else None, "prompt_tokens": args.prompt_tokens}
-    main = args.cpu_memory or main_memory()
-    nodes = {"gpus": count and count * policy_nodes, "cpu_gb": main * policy_nodes}
-    trained = recipe.changed(vllm_server_host="the last node") if separate_server else recipe
-    answer = planner.plan(trained, configs, **machine, **nodes)
-    chosen = answer["best"] or answer
-    plans = [plan for plan in (answer, answer["best"]) if plan]
-    if separate_server:
-        layout, terms = planner.serve_layout(
-            recipe, **machine | {"gpus": args.gpus or 1, "gpu_gb": gpu_gb or count_and_gb()[1]}
-        )
-        for plan in plans:
-            first = sum(len(role["gpus"]) for role in plan["layout"])
-            plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
-            plan["phases"]["server"] = terms
-            plan["why"] = "the last node runs the server, and every GPU of the others trains"
-    notes = _notes_about_gpus(recipe, card, args.gpu_memory)
+    return Job(
+        card=card,
+        nodes=args.nodes or 1,
+        # A named card need not be in this machine, so the GPUs of this machine do not count.
+        gpus=args.gpus or (1 if args.card or args.nodes else None),
+        gpu_gb=args.gpu_memory or (card.gb if card else None),
+        cpu_gb=args.cpu_memory or main_memory(),
+        prompt_tokens=args.prompt_tokens,
+        separate_server=(args.nodes or 1) > 1 and recipe.starts_server,
+    )
+
+
+def _add_server(plans: list[dict[str, Any]], recipe: RunSettings, job: Job) -> None:
+    """Add the node of the server to each plan."""
+    machine = {**job.per_gpu, "gpus": job.gpus, "gpu_gb": job.gpu_gb or count_and_gb()[1]}
+    layout, terms = planner.serve_layout(recipe, **machine)
     for plan in plans:
-        plan["notes"] = [*notes, *plan["notes"]]
-        idle = [str(gpu) for role in plan["layout"] if role["role"] == "idle" for gpu in role["gpus"]]
-        if idle:
-            everywhere = {"gpus": count and count * (args.nodes or 1), "cpu_gb": main * (args.nodes or 1)}
-            use = _use_of_idle(recipe, configs, separate_server, machine | everywhere)
-            plan["notes"].insert(0, f"idle: GPU {', '.join(idle)}; {use}")
-    has_command = answer["best"] or answer["fits"]
+        first = sum(len(role["gpus"]) for role in plan["layout"])
+        plan["layout"] += [{**role, "gpus": [first + n for n in role["gpus"]]} for role in layout.roles()]
+        plan["phases"]["server"] = terms
+        plan["why"] = "the last node runs the server, and every GPU of the others trains"
+
+
+def _command(answer: Mapping[str, Any], recipe: RunSettings, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the line to paste, and the extras of this package that it needs; None and [] if nothing fits."""
+    if not (answer["best"] or answer["fits"]):
+        return {"command": None, "extras": []}
+    chosen, suggestions = answer["best"] or answer, answer["suggestions"]
     words = _sbatch(args, chosen) if args.nodes else ["grpo-math", "train", "--config", args.config]
-    changes = {name: value for one in answer["suggestions"] for name, value in one["change"].items()}
-    lines = dict(line.split(": ", 1) for suggestion in answer["suggestions"] for line in suggestion["set"])
+    lines = dict(line.split(": ", 1) for suggestion in suggestions for line in suggestion["set"])
     options = [word for name, value in lines.items() for word in (f"--{name}", value)]
-    answer["command"] = shlex.join([*words, *args.fields, *options, *_options(args, chosen)]) if has_command else None
-    answer["extras"] = _extras(recipe.changed(**changes), chosen) if has_command else []
-    return Answer(answer, planner.picture(answer), answer["fits"])
+    changes = {name: value for one in suggestions for name, value in one["change"].items()}
+    return {
+        "command": shlex.join([*words, *args.fields, *options, *_options(args, chosen)]),
+        "extras": _extras(recipe.changed(**changes), chosen),
+    }
 
 
 def _notes_about_gpus(recipe: RunSettings, card: Card | None, gpu_memory: float | None) -> list[str]:
@@ -119,18 +157,28 @@ def _read_recipe(args: argparse.Namespace) -> RunSettings:
     return recipe
 
 
-def _use_of_idle(recipe: RunSettings, configs: Mapping[str, Any], separate: bool, machine: dict[str, Any]) -> str:
-    """Return the setting with which a recipe uses every GPU, in words. ``separate``: a node is for the server alone."""
+def _note_about_idle(
+    plan: Mapping[str, Any], recipe: RunSettings, configs: Mapping[str, Any], job: Job
+) -> Iterator[str]:
+    idle = [str(gpu) for role in plan["layout"] if role["role"] == "idle" for gpu in role["gpus"]]
+    if idle:
+        yield f"idle: GPU {', '.join(idle)}; {_setting_for_idle(recipe, configs, job)}"
+
+
+def _setting_for_idle(recipe: RunSettings, configs: Mapping[str, Any], job: Job) -> str:
+    """Return the setting with which a recipe uses every GPU, in words."""
     prompts = recipe.prompts_per_step
     batches: list[dict[str, Any]] = [
         {},
         *({"prompts_per_step": n} for n in range(prompts + 1, 2 * prompts + 1) if prompts),
     ]
     batches += [{"per_device_train_batch_size": recipe.num_generations}]
-    engines: list[dict[str, Any]] = [{}, {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True}][separate:]
+    engines: list[dict[str, Any]] = [{}, {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True}][
+        job.separate_server :
+    ]
     for change in (engine | sizes for engine in engines for sizes in batches):
         with suppress(UserError):
-            _, plan = planner.choose(recipe.changed(**change), configs, offline=True, **machine)
+            _, plan = planner.choose(recipe.changed(**change), configs, offline=True, **job.machine(job.nodes))
             if plan.fits and not plan.layout.idle:
                 fields = ", ".join(f"{name}: {value}" for name, value in change.items())
                 return f"{fields.replace('True', 'true')} would use every GPU"

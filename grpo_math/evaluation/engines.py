@@ -125,8 +125,8 @@ class Model:
         if self.adapter is not None:
             rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
         vllm_server.make_key()
-        command = vllm_server.command(
-            loaded(self.name, model_path),
+        server = vllm_server.ServerSettings(
+            model=loaded(self.name, model_path),
             port=port,
             lora_rank=rank,
             fixed=True,
@@ -136,7 +136,7 @@ class Model:
         )
         environment = {**os.environ, **vllm_server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
-        process = ServerProcess(command, environment, f"http://127.0.0.1:{port}", log)
+        process = ServerProcess(server.command(), environment, f"http://127.0.0.1:{port}", log)
         # Before the wait: a server that does not start in time is stopped too.
         self._stack.callback(process.stop)
         process.wait(STARTUP)

@@ -1,6 +1,6 @@
 """A vLLM server: the command that starts it, and a client for training.
 
->>> command("Qwen/Qwen2.5-1.5B", lora_rank=20)[:5]
+>>> ServerSettings(model="Qwen/Qwen2.5-1.5B", lora_rank=20).command()[:5]
 ['vllm', 'serve', 'Qwen/Qwen2.5-1.5B', '--host', '127.0.0.1']
 
 The server is reachable from this machine only. To listen on other addresses, it needs a key. Server and client read the
@@ -16,6 +16,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,66 +41,72 @@ SLOWEST = 500  # tokens per second of a batch; a server that is slower counts as
 SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def command(
-    model: str,
-    *,
-    port: int = 8000,
-    host: str = "127.0.0.1",
-    dtype: str = "auto",
-    max_model_length: int | None = None,
-    tensor_parallel: int = 1,
-    data_parallel: int = 1,
-    lora_rank: int = 0,
-    adapters: int = 1,
-    fixed: bool = False,
-    in_4bit: bool = False,
-    on_gpu: bool = True,
-    seed: int = 0,
-    extra: Sequence[str] = (),
-    executable: str = "vllm",
-) -> list[str]:
-    """Return the `vllm serve` command for training. `environment` returns its environment.
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server for training, and its command. `environment` returns its environment.
 
     With ``lora_rank`` the server accepts adapters of at most that rank, ``adapters`` of them in one batch. With 0 it
-    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. Log-probs are after
-    temperature and filters, as TRL's importance correction needs. By default, the context is what the GPU holds.
-
-    >>> " ".join(command("base", lora_rank=20, tensor_parallel=2, max_model_length=2048))
-    ... # doctest: +NORMALIZE_WHITESPACE
-    'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
-     --max-logprobs -1 --max-model-len 2048 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
-     --enable-lora --max-loras 1 --max-lora-rank 32'
-    >>> command("base", data_parallel=4)[19:21], command("base")[-2:]
-    (['--data-parallel-size', '4'], ['--weight-transfer-config', '{"backend": "nccl"}'])
-    >>> command("base", lora_rank=16, adapters=2)[-4:], command("base", fixed=True, on_gpu=False)[-2:]
-    (['--max-loras', '2', '--max-lora-rank', '16'], ['1', '--enforce-eager'])
-
-    Raises `ConfigError` for a host that needs a key, and for a rank that vLLM does not support.
+    accepts whole weights over NCCL, as TRL's own sync sends them, unless its weights are ``fixed``. By default, the
+    context is what the GPU holds.
     """
-    refuse_without_key(host)
-    options: dict[str, Any] = {
-        "--host": host,
-        "--port": port,
-        "--dtype": dtype,
-        "--seed": seed,
-        "--logprobs-mode": "processed_logprobs",
-        "--max-logprobs": -1,
-        "--max-model-len": max_model_length or ("auto" if on_gpu else None),
-        # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
-        "--tensor-parallel-size": tensor_parallel,
-        "--data-parallel-size": data_parallel,
-        "--api-server-count": 1,
-        "--quantization": "bitsandbytes" if in_4bit else None,
-        "--enforce-eager": None if on_gpu else "",
-    }
-    if lora_rank:
-        options |= {"--enable-lora": "", "--max-loras": adapters, "--max-lora-rank": served_rank(lora_rank)}
-    elif not fixed:
-        options["--weight-transfer-config"] = '{"backend": "nccl"}'
-    if key():
-        options["--middleware"] = MIDDLEWARE
-    words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
-    return [executable, "serve", model, *filter(None, words), *extra]
+
+    model: str
+    port: int = 8000
+    host: str = "127.0.0.1"
+    dtype: str = "auto"
+    max_model_length: int | None = None
+    tensor_parallel: int = 1
+    data_parallel: int = 1
+    lora_rank: int = 0
+    adapters: int = 1
+    fixed: bool = False
+    in_4bit: bool = False
+    on_gpu: bool = True
+    seed: int = 0
+    extra: Sequence[str] = ()  # further options of ``vllm serve``
+    executable: str = "vllm"
+
+    def command(self) -> list[str]:
+        """Return the `vllm serve` command.
+
+        >>> " ".join(ServerSettings(model="base", lora_rank=20, tensor_parallel=2, max_model_length=2048).command())
+        ... # doctest: +NORMALIZE_WHITESPACE
+        'vllm serve base --host 127.0.0.1 --port 8000 --dtype auto --seed 0 --logprobs-mode processed_logprobs
+         --max-logprobs -1 --max-model-len 2048 --tensor-parallel-size 2 --data-parallel-size 1 --api-server-count 1
+         --enable-lora --max-loras 1 --max-lora-rank 32'
+        >>> ServerSettings(model="base").command()[-2:]
+        ['--weight-transfer-config', '{"backend": "nccl"}']
+        >>> ServerSettings(model="base", lora_rank=16, adapters=2).command()[-4:]
+        ['--max-loras', '2', '--max-lora-rank', '16']
+
+        Raises `ConfigError` for a host that needs a key, and for a rank that vLLM does not support.
+        """
+        refuse_without_key(self.host)
+        options: dict[str, Any] = {
+            "--host": self.host,
+            "--port": self.port,
+            "--dtype": self.dtype,
+            "--seed": self.seed,
+            # After temperature and filters, as TRL's importance correction needs.
+            "--logprobs-mode": "processed_logprobs",
+            "--max-logprobs": -1,
+            "--max-model-len": self.max_model_length or ("auto" if self.on_gpu else None),
+            # One front end, because each has a separate list of adapters. vLLM's default is one for each replica.
+            "--tensor-parallel-size": self.tensor_parallel,
+            "--data-parallel-size": self.data_parallel,
+            "--api-server-count": 1,
+            "--quantization": "bitsandbytes" if self.in_4bit else None,
+            "--enforce-eager": None if self.on_gpu else "",
+        }
+        if self.lora_rank:
+            rank = served_rank(self.lora_rank)
+            options |= {"--enable-lora": "", "--max-loras": self.adapters, "--max-lora-rank": rank}
+        elif not self.fixed:
+            options["--weight-transfer-config"] = '{"backend": "nccl"}'
+        if key():
+            options["--middleware"] = MIDDLEWARE
+        words = [str(word) for option, value in options.items() if value is not None for word in (option, value)]
+        return [self.executable, "serve", self.model, *filter(None, words), *self.extra]
 
 
 def refuse_without_key(host: str) -> None:

@@ -355,6 +355,35 @@ COERCIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
+def coerced(field: Field, value: Any) -> Any:
+    """Convert a value of the recipe to its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
+
+    >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy, shaped")
+    (5e-06, ['accuracy', 'shaped'])
+    """
+    if value is None:
+        return _empty(field)
+    if "list" in field.kinds and "dict" not in {*field.kinds, field.item}:
+        _refuse_mapping(field.name, value)
+    if "list" in field.kinds and (isinstance(value, list) or "str" not in field.kinds):
+        item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
+        return [coerced(item, one) for one in _items(field, value)]
+    accepted = [kind for kind in COERCIONS if kind in field.kinds] or ["str"]
+    for kind in accepted:
+        # A bool is an int in Python, and YAML reads no as false.
+        if isinstance(value, bool) and kind != "bool":
+            continue
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
+            return COERCIONS[kind][1](value)
+    raise _wrong_kind(field, value, [COERCIONS[kind][0] for kind in accepted])
+
+
+def _empty(field: Field) -> None:
+    """Return None. Raise `ConfigError` if the field needs a value."""
+    if ("None" not in field.kinds or field.name in NEEDED) and field.default is not None:
+        raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
+
+
 def _refuse_mapping(name: str, value: Any) -> None:
     """Raise `ConfigError` for a mapping in place of a list of texts, with the list to write.
 
@@ -372,44 +401,30 @@ def _refuse_mapping(name: str, value: Any) -> None:
         raise ConfigError(name, value, "is not a list", remedy)
 
 
-def coerced(field: Field, value: Any) -> Any:
-    """Convert a value of the recipe to its field's kind: YAML reads ``5e-6`` as a text, and a number may be in quotes.
+def _items(field: Field, value: Any) -> list[Any]:
+    """Return the items of a list, which the command line has as texts.
 
-    >>> coerced(fields()["learning_rate"], "5e-6"), coerced(fields()["rewards"], "accuracy, shaped")
-    (5e-06, ['accuracy', 'shaped'])
+    >>> _items(fields()["heldout"], ["{data: gsm8k}", "{data: math500}"])
+    [{'data': 'gsm8k'}, {'data': 'math500'}]
     """
-    kinds = field.kinds
-    if value is None:
-        if ("None" not in kinds or field.name in NEEDED) and field.default is not None:
-            raise ConfigError(field.name, None, "is empty", f"give a value, or leave it out for {field.default!r}")
-        return None
-    if "list" in kinds and "dict" not in {*kinds, field.item}:
-        _refuse_mapping(field.name, value)
-    if "list" in kinds and (isinstance(value, list) or "str" not in kinds):
-        item = field._replace(kinds=frozenset({field.item or "str"}), default=[])
-        # On the command line, [] is a text.
-        items = [one for one in (value if isinstance(value, list) else [value]) if one != "[]"]
-        # Texts of the command line: '[{data: math500}]', or '{data: gsm8k}' '{data: math500}'.
-        if field.item == "dict" and all(isinstance(one, str) for one in items):
-            text = ", ".join(items)
-            with suppress(ValueError):
-                items = from_yaml(text if text.startswith("[") else f"[{text}]")
-        if field.name == "rewards" and all(isinstance(one, str) for one in items):
-            items = [name.strip() for one in items for name in one.split(",")]
-        return [coerced(item, one) for one in items]
-    accepted = [kind for kind in COERCIONS if kind in kinds] or ["str"]
-    for kind in accepted:
-        # A bool is an int in Python, and YAML reads no as false.
-        if isinstance(value, bool) and kind != "bool":
-            continue
-        with suppress(ValueError, TypeError, KeyError, OverflowError):
-            return COERCIONS[kind][1](value)
-    words = [COERCIONS[kind][0] for kind in accepted]
+    # On the command line, [] is a text.
+    items = [one for one in (value if isinstance(value, list) else [value]) if one != "[]"]
+    if not all(isinstance(one, str) for one in items):
+        return items
+    if field.item == "dict":
+        text = ", ".join(items)
+        with suppress(ValueError):
+            return from_yaml(text if text.startswith("[") else f"[{text}]")
+    return [name.strip() for one in items for name in one.split(",")] if field.name == "rewards" else items
+
+
+def _wrong_kind(field: Field, value: Any, words: list[str]) -> ConfigError:
+    """Return the error for a value of no accepted kind. ``words``: the names of the kinds."""
     remedy = f"give {words[0]}"
-    if "dict" in kinds:
+    if "dict" in field.kinds:
         remedy = 'write it as {"name": 1}'
-    elif isinstance(value, bool) and "str" in kinds:
+    elif isinstance(value, bool) and "str" in field.kinds:
         remedy = f"put it in quotes, because YAML reads {'yes' if value else 'no'} as {str(value).lower()}"
     # The names in a mapping are unknown if the mapping cannot be read.
-    secret = "dict" in kinds and any(ending in str(value).lower() for ending in ENDINGS)
-    raise ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)
+    secret = "dict" in field.kinds and any(ending in str(value).lower() for ending in ENDINGS)
+    return ConfigError(field.name, HIDDEN if secret else value, f"is not {' or '.join(words)}", remedy)

@@ -228,44 +228,60 @@ class TrainingRun:
             self.config.hub_token = None
 
     def prepare(self, warned: list[str] | None = None) -> bool:
-        """Lock the folder, check everything, load the weights. Return False if the folder's run is finished already.
+        """Get ready for the first step, from cheap to expensive. Return False if the folder's run is finished already.
 
-        A dry run checks only that no other run has the folder. ``warned``: as in `main`.
+        An impossible recipe is refused before a problem is read, and a bad data set, reward or folder before weights
+        are downloaded and loaded. A rejected run prints one line, and writes no files. ``warned``: as in `main`.
         """
-        config, setup, model = self.config, self.setup, self.settings.model
-        # The checks go from cheap to expensive: an impossible recipe is refused before a problem is read, and a bad
-        # data set, reward or folder before weights are downloaded and loaded.
-        run = self.run
-        probe(run, config)
-        checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
-        lines = [*(warned or ()), *agree_warning_lines(setup, checks)]
-        rewards = [load_reward(name) for name in run.rewards] or [no_reward]
-        if run.measure:
-            self.whole, rewards = measure.shorten(config, rewards, len(setup.problems.rows))
-        # Not earlier, because a rejected run prints one line.
-        for line in [*lines, *agree_warning_lines(setup, checks_of_training(TOKENIZER))]:
-            _say(line)
-        # Not earlier, because a rejected run writes no files.
-        use = lock.refuse_used if run.keeps_nothing else lock.acquire
-        broadcast_from_main(lambda: use(self.run_dir))
-        checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(setup, config, self.run_dir))
-        config.resume_from_checkpoint = checkpoint
-        if finished:
+        rewards = self.check(warned)
+        if self.claim_folder():
             _say(f"The run in {self.run_dir} is finished; name a new output_dir for another.")
             return False
+        self.load(rewards)
+        if self.is_main:
+            self.print_batch()
+        return True
+
+    def check(self, warned: list[str] | None) -> list[Any]:
+        """Check the settings, the problems and the tokenizer, and print the warnings. Return the reward functions."""
+        probe(self.run, self.config)
+        checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
+        lines = [*(warned or ()), *agree_warning_lines(self.setup, checks)]
+        rewards = [load_reward(name) for name in self.run.rewards] or [no_reward]
+        if self.run.measure:
+            self.whole, rewards = measure.shorten(self.config, rewards, len(self.setup.problems.rows))
+        for line in [*lines, *agree_warning_lines(self.setup, checks_of_training(TOKENIZER))]:
+            _say(line)
+        return rewards
+
+    def claim_folder(self) -> bool:
+        """Lock the folder, and choose the checkpoint to continue from. Return True if its run is finished.
+
+        A dry run checks only that no other run has the folder.
+        """
+        use = lock.refuse_used if self.run.keeps_nothing else lock.acquire
+        broadcast_from_main(lambda: use(self.run_dir))
+        checkpoint, finished = broadcast_from_main(lambda: choose_checkpoint(self.setup, self.config, self.run_dir))
+        self.config.resume_from_checkpoint = checkpoint
+        return finished
+
+    def load(self, rewards: list[Any]) -> None:
+        """Load the weights, and make the trainer."""
+        model, setup = self.settings.model, self.setup
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(model_path(model.model_name_or_path))
-        self.trainer = build_trainer(config, model, setup.problems.rows, setup.tokenizer, rewards, run.adapter)
+        self.trainer = build_trainer(self.config, model, setup.problems.rows, setup.tokenizer, rewards, self.run.adapter)
         self.is_main = self.trainer.accelerator.is_main_process
-        if self.is_main:
-            batch, kind = batch_from(vars(config), config.world_size), config.device.type
-            threads = f"; threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)" if kind == "cpu" else ""
-            print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
-            if note := setup.problems.evaluation.line:
-                print(note, flush=True)
-            if run.dry_run:
-                print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
-        return True
+
+    def print_batch(self) -> None:
+        """Print the batch, and what is evaluated."""
+        batch, kind = batch_from(vars(self.config), self.config.world_size), self.config.device.type
+        threads = f"; threads of a process: {torch.get_num_threads()} (OMP_NUM_THREADS)" if kind == "cpu" else ""
+        print(batch.line({"cuda": "GPU", "cpu": "CPU process"}.get(kind, f"{kind} process")) + threads, flush=True)
+        if note := self.setup.problems.evaluation.line:
+            print(note, flush=True)
+        if self.run.dry_run:
+            print(f"dry run  ready for the first step; nothing was written to {self.run_dir}")
 
     def measure(self, watchdog: Watchdog, stop: Stop) -> dict[str, Any]:
         """Train for a few steps, and return what they take. Nothing is kept."""

@@ -75,8 +75,8 @@ def server_start(
     # vLLM's own default is the format in which the weights are stored.
     dtype = settings.stated("dtype") or "auto"
     extra = [] if settings.model_revision == "main" else ["--revision", settings.model_revision]
-    command = vllm_server.command(
-        model_path(settings.model_name_or_path),
+    server = vllm_server.ServerSettings(
+        model=model_path(settings.model_name_or_path),
         port=port,
         host=host,
         # float32 is for the optimizer, and the plan counts 16 bits.
@@ -93,7 +93,7 @@ def server_start(
         extra=[*extra, *more],
         executable=executable(vllm_env.supported(settings)),
     )
-    return command, {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
+    return server.command(), {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
 
 
 def choose_port(requested: int | None, preferred: int) -> int:

@@ -13,7 +13,6 @@ from trl.trainer.utils import create_model_from_path
 
 from grpo_math.generation.dtypes import fast_dtype, number_formats
 from grpo_math.generation.models import explain_weight_errors, load_adapter, model_path, refuse_dropout_of_experts
-from grpo_math.generation.models import explain_weight_errors, model_path, refuse_dropout_of_experts
 from grpo_math.redact import without_secrets
 from grpo_math.rewards.inputs import Reward
 from grpo_math.run.bar import transformers_bars

@@ -183,6 +183,9 @@ def test_two_gpus_are_one_server_and_one_policy_and_the_server_ends_with_trainin
 
 
 def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_model(monkeypatch):
+    def server_command(model, **settings):
+        return vllm_server.ServerSettings(model=model, **settings).command()
+
     def command(recipe, gpus, **more):
         cards = [Gpu(number, 80.0, "") for number in range(gpus)]
         return serve.server_start(
@@ -195,15 +198,15 @@ def test_the_server_is_started_as_trl_starts_it_and_as_the_recipe_loads_the_mode
         assert option(full, name) == option(imposed, name)
     model = RECIPE["model_name_or_path"]
     # The dtype is not what the optimizer needs.
-    assert full == vllm_server.command(model, max_model_length=1024)
-    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == vllm_server.command(
+    assert full == server_command(model, max_model_length=1024)
+    assert command({"dtype": "float32", "staleness": 1, "seed": 7}, 0) == server_command(
         model, dtype="float32", lora_rank=16, adapters=2, seed=7, on_gpu=False
     )
-    assert command({}, 1) == vllm_server.command(model, dtype="bfloat16", lora_rank=16)
+    assert command({}, 1) == server_command(model, dtype="bfloat16", lora_rank=16)
     assert option(command({}, 1), "--max-model-len") == "auto"
     quantised = command({"model_revision": "v2", "load_in_4bit": True, "dtype": None}, 2, more=["--x"])
     assert option(quantised, "--quantization") == "bitsandbytes"
-    assert quantised == vllm_server.command(
+    assert quantised == server_command(
         model, data_parallel=2, lora_rank=16, in_4bit=True, extra=["--revision", "v2", "--x"]
     )
 
