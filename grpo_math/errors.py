@@ -123,10 +123,10 @@ class PushError(UserError):
     """A push that failed because of the Hub or the network. Nothing is lost, and the same push can be tried again."""
 
 
-def with_type_of(error: UserError, original: BaseException | None) -> UserError:
+def with_type(error: UserError, original: BaseException | None) -> UserError:
     """Return an error that is also of the original's type, with its attributes: a script may catch that type.
 
-    >>> both = with_type_of(RewardError("one line"), TimeoutError(110, "no answer"))
+    >>> both = with_type(RewardError("one line"), TimeoutError(110, "no answer"))
     >>> isinstance(both, RewardError), isinstance(both, TimeoutError), str(both), both.errno
     (True, True, 'one line', 110)
     """

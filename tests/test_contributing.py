@@ -42,8 +42,8 @@ CHANGES = {
         ("checks/symptoms.py", "def collapse", "def median_low(run: RunSeries) -> Symptom | None:\n"
          "    median = run.series(metrics.REWARD_MEDIAN).values\n"
          '    return Symptom(f"{median[-1]:.2f}", "temperature: 0.8") if median and median[-1] < 1 else None\n\n\n'),
-        ("checks/diagnosis.py", '    "collapse": Check(',
-         '    "median_low": Check("the median reward is low", "completions are long", "ask for short answers"),\n'),
+        ("checks/diagnosis.py", '    "collapse": Symptom(',
+         '    "median_low": Symptom("the median reward is low", "completions are long", "ask for short answers"),\n'),
     ],
     "rule": [
         ("settings/loss.py", "    # k2 without the ratio",

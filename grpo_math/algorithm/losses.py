@@ -202,7 +202,7 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, level: str)
     return log_ratio.exp()
 
 
-def of_each_token(ratio: Tensor, logps: Tensor) -> Tensor:
+def token_ratio(ratio: Tensor, logps: Tensor) -> Tensor:
     r"""Return a completion's ratio s (B, 1) with the gradient of each token (B, T).
 
     .. math:: s_t = \mathrm{sg}(s) \, \pi_t / \mathrm{sg}(\pi_t)
@@ -213,7 +213,7 @@ def of_each_token(ratio: Tensor, logps: Tensor) -> Tensor:
     tokens the mean advantage.
 
     >>> logps = torch.tensor([[0.0, -1.0]], requires_grad=True)
-    >>> (of_each_token(torch.tensor([[2.0]]), logps) * torch.tensor([[1.0, -1.0]])).sum().backward()
+    >>> (token_ratio(torch.tensor([[2.0]]), logps) * torch.tensor([[1.0, -1.0]])).sum().backward()
     >>> logps.grad
     tensor([[ 2., -2.]])
     """
@@ -343,7 +343,7 @@ def gmpo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogate
     high = (log_ratio > settings.epsilon_high) & (advantages > 0)
     clipped = torch.where(low | high, log_ratio.clamp(-settings.epsilon_low, settings.epsilon_high), log_ratio)
     mean = importance_ratio(clipped, torch.zeros_like(clipped), inputs.mask, "sequence")
-    values = -(of_each_token(mean, clipped) if inputs.advantages_of_reference else mean) * advantages
+    values = -(token_ratio(mean, clipped) if inputs.advantages_of_reference else mean) * advantages
     return Surrogate(values, _clipped(low, high, inputs.mask, Statistic.TOKEN_MEAN))
 
 
@@ -642,7 +642,7 @@ def compute_loss(inputs: LossInputs, settings: LossSettings) -> Loss:
     old = now if settings.surrogate == "reinforce" else inputs.old_logps
     ratio = importance_ratio(inputs.logps, old, inputs.mask, settings.importance_sampling_level)
     if settings.importance_sampling_level == "sequence" and inputs.advantages_of_reference:
-        ratio = of_each_token(ratio, inputs.logps)
+        ratio = token_ratio(ratio, inputs.logps)
     surrogate = user_surrogate if is_user_function(settings.surrogate) else SURROGATES[settings.surrogate]
     values, clipped = surrogate(inputs, ratio, settings)
     logged = {

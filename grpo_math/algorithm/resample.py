@@ -165,7 +165,7 @@ class Resampler(Stateful):
         kept["num_items_in_batch"] = loss_mask(kept).sum()
         counts: dict[str, float] = {
             metrics.PROMPTS_DRAWN: drawn,
-            metrics.PROMPTS_KEPT: groups - len(uniform_groups(correct, self.size)),
+            metrics.PROMPTS_RETAINED: groups - len(uniform_groups(correct, self.size)),
             metrics.PROMPTS_DISCARDED: drawn - groups,
         }
         tensors = select(kept, range(rank * n, (rank + 1) * n))

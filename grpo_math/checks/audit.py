@@ -21,7 +21,7 @@ from typing import Any
 from grpo_math.checks import row_kinds
 from grpo_math.checks.check_rewards import BAD_SHARE, contradictions, not_correct, verdicts
 from grpo_math.checks.check_services import cache_only
-from grpo_math.checks.golds import INTEGER, decimal_commas, in_words, plain, readings
+from grpo_math.checks.golds import WHOLE_NUMBER, decimal_commas, in_words, plain, readings
 from grpo_math.checks.row_kinds import (
     CHOICES,
     CONTRADICTORY,
@@ -217,7 +217,7 @@ def row_faults(rows: Stored, prompt_tokens: int, commas: bool) -> Iterator[Fault
         for row in batch:
             if len(row["problem"]) > CHARACTERS * prompt_tokens:
                 yield row["line"], LONG.finding(f"about {len(row['problem']) // CHARACTERS:,} tokens", prompt_tokens)
-        others = [row for row in batch if not INTEGER.fullmatch(row["answer"])]
+        others = [row for row in batch if not WHOLE_NUMBER.fullmatch(row["answer"])]
         for row, verdict in not_correct(others, repaired, "boxed"):
             yield row["line"], NOT_CORRECT.finding(verdict)
         changed = [row for row in others if as_plain(row["answer"]) != row["answer"]]

@@ -24,7 +24,7 @@ from grpo_math.problems.from_recipe import HELDOUT_N, renamed_error_fields
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import AS_IS, CHAT_TOKENS
 from grpo_math.problems.sources import folder_name
-from grpo_math.problems.stored import kept_with_rows, repeated, rows_with
+from grpo_math.problems.stored import cached_with_rows, repeated, rows_with
 from grpo_math.rewards import load_reward
 from grpo_math.rewards.functions import SHIPPED
 from grpo_math.rewards.guard import guarded
@@ -59,10 +59,10 @@ def problems(setup: Setup) -> Iterator[Finding]:
             Sampling(*evaluation_protocol(heldout.data, None, heldout.samples, heldout.temperature)[1:])
     yield from _few_to_evaluate(setup)
     # One of the two gold answers rewards a wrong answer.
-    n, example = kept_with_rows(rows, "contradictions", lambda: _contradictory(rows))
+    n, example = cached_with_rows(rows, "contradictions", lambda: _contradictory(rows))
     if n:
         yield Finding("warning", f"problems with different gold answers: {n}; {example}", CORRECT)
-    n, first = kept_with_rows(rows, "templated", lambda: _templated(rows))
+    n, first = cached_with_rows(rows, "templated", lambda: _templated(rows))
     if n and setup.problems.template.name != AS_IS:
         message = f"problems that contain a chat template already: {n}; the first is {first}"
         yield Finding("warning", f"{message}; the prompt becomes a chat in a chat", "prompt_template: as_is")

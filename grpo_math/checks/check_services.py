@@ -15,7 +15,7 @@ from grpo_math.errors import ConfigError, Finding, UserError
 from grpo_math.generation import vllm_env
 from grpo_math.generation.vllm_server import Server
 from grpo_math.problems.sources import hub_id
-from grpo_math.system.addresses import is_address, url_of
+from grpo_math.system.addresses import is_address, server_url
 from grpo_math.system.http import ServerError, reachable
 from grpo_math.system.reading import is_folder
 
@@ -140,7 +140,7 @@ def vllm_server(setup: Setup) -> Iterator[Finding]:
     s = setup.settings
     if s.generation != "server":
         return
-    url = s.vllm_server_base_url or url_of(s.vllm_server_host, s.vllm_server_port)
+    url = s.vllm_server_base_url or server_url(s.vllm_server_host, s.vllm_server_port)
     server = Server(url, timeout=SECONDS, retries=0)
     try:
         server.check_version(vllm_env.supported(s))

@@ -15,7 +15,7 @@ from grpo_math.run import metrics
 from grpo_math.run.history import settled
 
 
-class Check(NamedTuple):
+class Symptom(NamedTuple):
     """The texts of a finding. A message is ``symptom: numbers; cause``, a remedy ``remedy: setting``.
 
     ``lines``: the lines of the history that the check needs.
@@ -29,21 +29,21 @@ class Check(NamedTuple):
 
 
 # The key is the name of the function in symptoms.py.
-CHECKS: dict[str, Check] = {
-    "flat_reward": Check(
+CHECKS: dict[str, Symptom] = {
+    "flat_reward": Symptom(
         "the reward does not rise",
         "the updates are too small, or the groups contain too little signal",
         "raise the learning rate",
         lines=TREND,
     ),
-    "collapse": Check(
+    "collapse": Symptom(
         "the reward fell after a peak",
         "the policy left the region where its updates improve it",
         "lower the learning rate, or decay it to 0",
         "error",
         lines=WINDOW,
     ),
-    "reward_stuck": Check(
+    "reward_stuck": Symptom(
         "all rewards are the same value",
         "no group differs, so nothing is learned: the problems are too hard or too easy, the completions are cut off, "
         "or the rewards do not depend on the answer",
@@ -51,109 +51,109 @@ CHECKS: dict[str, Check] = {
         "error",
         lines=WINDOW,
     ),
-    "format_without_accuracy": Check(
+    "format_without_accuracy": Symptom(
         "the format is learned and the answers are not",
         "the format is rewarded without a correct answer",
         "reward the format only with a correct answer",
         lines=symptoms.LONG_TREND,
     ),
-    "kl_explosion": Check(
+    "kl_explosion": Symptom(
         "the KL to the reference exploded",
         "the policy writes text to which the reference gives almost no probability",
         "lower the learning rate, or raise beta",
         "error",
         lines=WINDOW,
     ),
-    "kl_not_zero_at_start": Check(
+    "kl_not_zero_at_start": Symptom(
         "the KL is not zero at the first step",
         "policy and reference are scored differently: dropout is on, or the reference is not the model at the start",
         "turn dropout off",
     ),
-    "entropy_collapse": Check(
+    "entropy_collapse": Symptom(
         "the entropy collapsed without a gain",
         "the policy became certain before it became correct, and its completions hardly differ any more",
         "add an entropy bonus, or lower the learning rate",
         lines=TREND,
     ),
-    "entropy_rises": Check(
+    "entropy_rises": Symptom(
         "the entropy rises without a gain",
         "the policy becomes more random: the updates push wrong completions away more than they teach correct ones",
         "lower the learning rate, or remove the entropy bonus",
         lines=TREND,
     ),
-    "length_without_accuracy": Check(
+    "length_without_accuracy": Symptom(
         "the completions grow and the accuracy does not",
         "something other than a correct answer is rewarded, or long completions keep too little of a penalty",
         "penalize length, and run grpo-math attack on the rewards",
         lines=TREND,
     ),
-    "reward_without_heldout": Check(
+    "reward_without_heldout": Symptom(
         "the reward rises and held-out accuracy does not",
         "the rewards pay something that does not help to solve other problems",
         "run grpo-math attack on the rewards, and read the completions",
         lines=TREND,
     ),
-    "truncation": Check(
+    "truncation": Symptom(
         "too many completions are cut at the length limit",
         "a completion that is cut off is outside the format, and mostly has no answer",
         "allow longer completions",
     ),
-    "none_correct": Check(
+    "none_correct": Symptom(
         "no completion is correct so far",
         "a correct answer that never occurs is never rewarded",
         "read them with grpo-math report, or take easier problems",
     ),
-    "eos_mismatch": Check(
+    "eos_mismatch": Symptom(
         "no completion ends by itself",
         "the token with which the model ends its turn is not among the EOS tokens of tokenizer and generation_config",
         "name that token in the model's folder",
         "error",
         lines=WINDOW,
     ),
-    "uniform_groups": Check(
+    "uniform_groups": Symptom(
         "most groups teach nothing, because their rewards are equal",
         "the problems are too easy or too hard for this model, or the rewards too coarse, and a group of equal rewards "
         "has no gradient",
         "take problems and rewards that differ within a group",
         lines=symptoms.FEW,
     ),
-    "adapter_not_moving": Check(
+    "adapter_not_moving": Symptom(
         "the weights do not move",
         "nothing that is trainable gets a gradient, or the optimizer does not take a step",
         "check which modules are trained, and the learning rate",
         "error",
         lines=WINDOW,
     ),
-    "uncheckable_answers": Check(
+    "uncheckable_answers": Symptom(
         "the grader cannot check some answers",
         "they are too large or take too long to compute, and are rewarded like wrong answers",
         "read them in the tables of completions; if they are correct, give the grader more time",
         lines=symptoms.FEW,
     ),
-    "sampler_apart": Check(
+    "sampler_apart": Symptom(
         "trainer and sampler disagree on log-probs",
         "vLLM runs older weights (staleness), another precision or another sampling setting (top_p) than the trainer",
         "sample from the whole distribution, score in higher precision, and check that the weight sync works",
         lines=WINDOW,
     ),
-    "long_completions_fade": Check(
+    "long_completions_fade": Symptom(
         "long completions lose their gradient",
         "vLLM's log-probs differ from the trainer's, and TRL weights a completion by the product over its tokens",
         "drop a completion by the mean of its tokens' ratios (geometric_mask), or weight each token by its own",
         lines=WINDOW,
     ),
-    "heldout_worse": Check(
+    "heldout_worse": Symptom(
         "held-out accuracy is below the base model's",
         "the model learned what is rewarded on the training problems, not how to solve others",
         "lower the learning rate, or stop earlier",
         "error",
     ),
-    "heldout_fell": Check(
+    "heldout_fell": Symptom(
         "held-out accuracy fell after a peak",
         "later updates unlearned what earlier ones had taught",
         "lower the learning rate, or decay it to 0",
     ),
-    "learning_rate_too_high": Check(
+    "learning_rate_too_high": Symptom(
         "the learning rate is too high",
         "each step changes the policy by more than its rollout can justify",
         "lower it",

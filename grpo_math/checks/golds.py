@@ -16,7 +16,7 @@ from grpo_math.grading.equal.text import repaired
 from grpo_math.grading.lexicon import CODES, CURRENCIES, ONE_CHOICE
 
 # Most gold answers of word problems. They have no fault and need no grader.
-INTEGER = re.compile(r"-?[0-9]{1,15}")
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 # Control characters left by a lost backslash, an end in a sign that needs more, and a label of the solution.
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 DAMAGED = "damaged (a lost backslash, or a label)"
@@ -88,7 +88,7 @@ def in_words(read: Mapping[str, Sequence[str]]) -> str:
 
 def decimal_commas(golds: Sequence[str]) -> bool:
     """Return True if these gold answers have decimal commas: more of them than decimal points."""
-    numbers = [number for gold in golds if not INTEGER.fullmatch(gold) and (number := _one_number(gold))]
+    numbers = [number for gold in golds if not WHOLE_NUMBER.fullmatch(gold) and (number := _one_number(gold))]
     return sum(bool(COMMA.search(one)) for one in numbers) > sum(bool(POINT.search(one)) for one in numbers)
 
 

@@ -86,7 +86,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def checks_of_training(*when: str) -> list[Check]:
+def training_checks(*when: str) -> list[Check]:
     """Return the checks that training makes at these times."""
     return [check for check in CHECKS if check.when in when and not check.doctor_only]
 

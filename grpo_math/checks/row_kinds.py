@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks.golds import DAMAGED, INTEGER, is_damaged, is_own_text, words
+from grpo_math.checks.golds import DAMAGED, WHOLE_NUMBER, is_damaged, is_own_text, words
 from grpo_math.errors import Finding, escaped
-from grpo_math.grading.equal.units import measure
+from grpo_math.grading.equal.units import read_unit
 from grpo_math.grading.lexicon import ONE_CHOICE
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
 
 def faults(row: Row) -> Iterator[Finding]:
     """Yield the first fault of a gold answer, and that of the problem."""
-    kinds = () if INTEGER.fullmatch(row["answer"]) else GOLD_KINDS
+    kinds = () if WHOLE_NUMBER.fullmatch(row["answer"]) else GOLD_KINDS
     for kind in next(((kind,) for kind in kinds if kind.test(row)), ()):
         yield kind.finding(shown(row["answer"]))
     if end := _contains_answer(row):
@@ -71,7 +71,7 @@ def _plain(row: Row) -> str:
 def _is_unit(row: Row) -> object:
     plain = _plain(row)
     # One letter may be a variable.
-    unit = measure(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
+    unit = read_unit(f"\\text{{{plain}}}" if len(plain) > 1 else plain)
     return (unit and not re.match("(?:an?|the) ", plain, re.IGNORECASE)) or DEGREES.fullmatch(plain)
 
 

@@ -70,7 +70,7 @@ class Setup:
         return (0, 0.0) if self.settings.use_cpu or self.started else count_and_gb()
 
     @cached_property
-    def plan(self) -> tuple[Mapping[str, Any], MemoryPlan] | None:
+    def memory_plan(self) -> tuple[Mapping[str, Any], MemoryPlan] | None:
         """The accelerate config that `grpo-math train` chooses for its GPUs, and the plan; None without GPUs or a plan.
 
         `layout` reports a layout that is impossible. The GPUs of a server that the user starts may be hidden.
@@ -88,8 +88,8 @@ class Setup:
 
         An accelerate config gives the number of processes only for a CPU and for several machines.
         """
-        if self.plan:
-            return self.plan[1].layout.policy
+        if self.memory_plan:
+            return self.memory_plan[1].layout.policy
         with suppress(UserError):
             if self.gpus[0]:
                 return planner.unplanned_layout(self.settings, self.gpus[0]).policy
@@ -98,7 +98,7 @@ class Setup:
     @property
     def accelerate_config(self) -> Mapping[str, Any]:
         """The accelerate config of the run, or the one that `grpo-math train` chooses; {} without one."""
-        return self.accelerate or (self.plan[0] if self.plan else {})
+        return self.accelerate or (self.memory_plan[0] if self.plan else {})
 
     @property
     def has_copy(self) -> bool:

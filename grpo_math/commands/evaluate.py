@@ -73,7 +73,8 @@ def run(args: Namespace) -> Answer | int:
             if args.adapter:
                 remedy = "leave out --adapter, or name its base"
                 raise ConfigError("model", args.model, "is an adapter itself", remedy)
-            args.model, args.adapter = base, args.model
+            args.adapter = args.model
+            args.model = base
     for name in ("model", "adapter") if args.run else ("checkpoint",):
         if getattr(args, name) is not None:
             raise UserError(f"--{name} would be ignored {'by' if args.run else 'without'} --run: leave it out")

@@ -87,7 +87,7 @@ def _list(args: argparse.Namespace) -> Answer:
 
 
 def _job(args: argparse.Namespace, recipe: RunSettings) -> Job:
-    card = planner.card_of(args.card) if args.card else None
+    card = planner.find_card(args.card) if args.card else None
     return Job(
         card=card,
         nodes=args.nodes or 1,

@@ -48,5 +48,5 @@ def run(args: argparse.Namespace) -> Answer | int:
         raise UserError("--json would be ignored without --check: leave it out")
     if settings.generation != "server":
         raise UserError("this recipe has no server to start: set use_vllm: true and vllm_mode: server, or use train")
-    port = args.port or settings.stated("vllm_server_port")
+    port = args.port or settings.requested("vllm_server_port")
     return serve(settings, args.gpus, port, args.host or "127.0.0.1", args.after_dashes)

@@ -56,7 +56,7 @@ class Evaluation:
         return self.settings["temperature"]
 
     @property
-    def asks_for_format(self) -> bool:
+    def requires_format(self) -> bool:
         """Return False if the prompt shows no answer format. An older file does not have the prompt."""
         return self.first_prompt is None or format_shown(self.first_prompt) is not None
 

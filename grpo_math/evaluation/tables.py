@@ -57,7 +57,7 @@ def _share_row(label: str, share: Share) -> list[str]:
 
 def _in_format(evaluation: Evaluation) -> str:
     """Return the accuracy in format; "" if the prompt asks for no format."""
-    return f"{evaluation.summary.accuracy_in_format:.1%}" if evaluation.asks_for_format else ""
+    return f"{evaluation.summary.accuracy_in_format:.1%}" if evaluation.requires_format else ""
 
 
 def sets_table(evaluations: Mapping[str, Evaluation]) -> str:
@@ -128,7 +128,7 @@ def skill_or_form(comparison: Comparison) -> list[str]:
     """Return a sentence: how much of the difference in format is skill, and how much is form. Return no sentence if the
     prompt asks for no format."""
     before, after, skill = comparison.before, comparison.after, comparison.accuracy
-    if not (before.asks_for_format and after.asks_for_format):
+    if not (before.requires_format and after.requires_format):
         return []
     # Right or wrong: a run that is rewarded for the form alone writes it around wrong answers, too.
     kept, now_kept = (

@@ -91,7 +91,8 @@ class Canary:
     def check(self, prompts: list[list[int]]) -> None:
         """Raise `UserError` if vLLM's log-probs are not the trainer's. All ranks call this."""
         # The scaled adapter is sent, too, and is not counted in an error.
-        self.due, sync = False, self.sampler.store.sent
+        self.due = False
+        sync = self.sampler.store.sent
         self.prompt = self.prompt or broadcast_from_main(partial(self._prompt, prompts))
         if not self.agreed:
             self.effect = self.compare(1.0, sync)

@@ -200,7 +200,8 @@ class UnreadTokens:
         extra = counts.count(0) - 1 if 0 in counts else 0
         if extra:
             _set_random_state(self.device, self.random_states[-1 - extra])
-        self.counts, self.random_states = [], []
+        self.counts = []
+        self.random_states = []
         return counts[-1], behind, extra
 
 

@@ -46,7 +46,8 @@ class FoldedLayer:
         output = self.base(inputs)
         # Only the output shows the format: autocast may have another one than the weights.
         if self.down.dtype != output.dtype:
-            self.down, self.up = self.down.to(output.dtype), self.up.to(output.dtype)
+            self.down = self.down.to(output.dtype)
+            self.up = self.up.to(output.dtype)
         # In place, because `addmm` would first copy the output.
         output.view(-1, self.up.size(1)).addmm_(linear(inputs, self.down).view(-1, self.up.size(0)), self.up)
         return output

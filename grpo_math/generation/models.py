@@ -310,7 +310,7 @@ def explain_weight_errors(path: str, init_kwargs: Mapping[str, Any]) -> Iterator
         raise ConfigError("model_init_kwargs", name, "is not an argument of this model", "leave it out") from None
 
 
-def refuse_dropout_of_experts(message: str, model: str) -> None:
+def refuse_expert_dropout(message: str, model: str) -> None:
     """Raise `UserError` if peft's ``message`` refuses dropout, because it adapts stacked experts as one parameter."""
     if "ParamWrapper does not work with lora_dropout" in message:
         raise UserError(f"lora_dropout above 0 does not work with the stacked experts of {model}: set it to 0.0")

@@ -43,7 +43,7 @@ from grpo_math.generation.shared import SharedBase, cannot_share
 from grpo_math.generation.vllm_server import Server, key, served_rank, without_aborts
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
-from grpo_math.system.addresses import address_towards, url_of
+from grpo_math.system.addresses import address_towards, server_url
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.replaced import replaced
 
@@ -110,7 +110,7 @@ class GenerationChoice:
         TRL waits without a line, and its error comes with the tracebacks of two libraries.
         """
         args = self.args
-        server = Server(args.vllm_server_base_url or url_of(args.vllm_server_host, args.vllm_server_port))
+        server = Server(args.vllm_server_base_url or server_url(args.vllm_server_host, args.vllm_server_port))
         start = start_line(model, args, server.url)
         # TRL's own server has no version.
         broadcast_from_main(partial(wait, server, args.vllm_server_timeout, start, has_version=False))
@@ -198,7 +198,7 @@ class AdapterGeneration(VLLMGeneration):
         self.accelerator.wait_for_everyone()
 
     def _connect(self, store: AdapterStore, rank: int) -> ServerSampler:
-        url = self.server_base_url or url_of(self.server_host, self.server_port)
+        url = self.server_base_url or server_url(self.server_host, self.server_port)
         sampler = ServerSampler(
             url,
             store,

@@ -140,7 +140,7 @@ def in_format_for(gold: str, completion: str, answer_format: str, answer: str = 
 
 # Words of the problem that may not follow a number: "36 dozen", "36 moitié". English multipliers are never a unit for
 # `units.split`.
-_NO_WORDS_OF_PROBLEM = frozenset(("dozen", "dozens")).union(
+_FORBIDDEN_WORDS = frozenset(("dozen", "dozens")).union(
     words("is"), words("not"), words("maybe"), words("changes") - {*LANGUAGES["en"]["changes"]}
 )
 MOST_WORDS = 8  # of a unit: each one is searched in the problem, which takes milliseconds
@@ -160,7 +160,7 @@ def _has_only_a_unit(answer: str, gold: str, problem: str = "") -> bool:
     bare, unit = units.split(plain)
     others = units.other_words(plain[len(bare) :] if unit is not None else re.split(r"\d", plain)[-1])
     others += re.findall("[α-ωάέήίόύώ]{3,}", answer)  # clean() has removed the unit "ευρώ"
-    changed = unit is None or not _NO_WORDS_OF_PROBLEM.isdisjoint(map(str.lower, others))
+    changed = unit is None or not _FORBIDDEN_WORDS.isdisjoint(map(str.lower, others))
     known = gold if changed else f"{gold} {problem}"
     if "?" in answer or len(others) > MOST_WORDS:
         return False

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from grpo_math.grading.equal.compare import GOLD_CHOICE, value
 from grpo_math.grading.equal.text import repaired
-from grpo_math.grading.equal.units import CHANGES, measure
+from grpo_math.grading.equal.units import CHANGES, read_unit
 from grpo_math.grading.equal.words import MONTHS
 from grpo_math.grading.formats import FORMATS
 from grpo_math.grading.lexicon import BRACKETED, CHOICE, CIRCLED, CURRENCIES
@@ -149,14 +149,14 @@ _SENTENCE = re.compile(
     r"(?:\\text\w*\s*\{)?\s*((?![a-z])[^\W\d_][^\d=\\{}$\s]*\s[^\d=\\{}$]*\s[" + CURRENCIES + r"]?\d[^=\\{}]*)\}?\.?"
 )
 # Words directly before a value that change it: a negation, "minus", "the cube of", "3 out of" 5.
-_OUT_OF = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
+_FRACTION = r"\d\S*(?: [a-z]+)?(?: out)? of(?: the| these| those| his| her| their)?"
 _NOTS, _CHANGES = (
     tuple(whole_words(filter(kept, words(kind))) for kept in (str, str.isascii)) for kind in ("not", "changes")
 )
 # In any text, and in one of ASCII characters: fewer words take less time.
 _CHANGED, _CHANGED_ASCII = (
     re.compile(
-        rf"(?:{START}(?:{no}(?:\s+\\?[^\W\d_]+){{0,2}}|{change}(?:\s+(?:of|the|an?)\b)*|(?:{MONTHS})\.?)|{_OUT_OF}"
+        rf"(?:{START}(?:{no}(?:\s+\\?[^\W\d_]+){{0,2}}|{change}(?:\s+(?:of|the|an?)\b)*|(?:{MONTHS})\.?)|{_FRACTION}"
         r"|(?<=[=A-Za-z] )[-−])\s*\Z",
         re.IGNORECASE,
     )
@@ -732,7 +732,7 @@ def _with_unit(sentence: _Sentence) -> str:
     """Return the chosen value with the words before it that change it, and with the unit behind it."""
     text, chosen, value = sentence.text, sentence.chosen, sentence.chosen_text
     unit = _UNIT.match(text, chosen.end()) if value == chosen.group() else None
-    if unit and not text.isascii() and _SHORT.match(unit.group()) and measure(unit.group()) is None:
+    if unit and not text.isascii() and _SHORT.match(unit.group()) and read_unit(unit.group()) is None:
         unit = None  # "19 em" in Vietnamese: not a product
     return text[sentence.start : unit.end() if unit else chosen.start() + len(value)].strip()
 

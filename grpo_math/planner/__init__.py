@@ -9,8 +9,8 @@ process, with layers.py and fake.py.
 Loads no weights. Only that process imports torch.
 """
 
-from grpo_math.planner.cards import TABLES, card_of
+from grpo_math.planner.cards import TABLES, find_card
 from grpo_math.planner.picture import picture
 from grpo_math.planner.plan import choose, plan, serve_layout, unplanned_layout
 
-__all__ = ["TABLES", "card_of", "choose", "picture", "plan", "serve_layout", "unplanned_layout"]
+__all__ = ["TABLES", "choose", "find_card", "picture", "plan", "serve_layout", "unplanned_layout"]

@@ -35,12 +35,12 @@ UNLISTED = {
 }
 
 
-def card_of(text: str) -> Card:
+def find_card(text: str) -> Card:
     """Return a card by its name.
 
-    >>> card_of("t4"), card_of("GeForce RTX 4060 Ti 16GB").gb
+    >>> find_card("t4"), find_card("GeForce RTX 4060 Ti 16GB").gb
     (Card(gb=15, capability=7.5), 16)
-    >>> card_of("5060 Ti")
+    >>> find_card("5060 Ti")
     Traceback (most recent call last):
     grpo_math.errors.ConfigError: card='5060 Ti' is sold with 8 and with 16 GB: name 5060ti-8 or 5060ti-16
     """

@@ -196,7 +196,7 @@ def reduced_model(config: Any) -> tuple[Any, Any, list[int]]:
     return whole, less, times
 
 
-def measure(config: Any, how: Json) -> Json:
+def measure_model(config: Any, how: Json) -> Json:
     """Return bytes without the stored tensors, per (1, tokens, keys) of a packed row or of the ``row`` in ``how``.
 
     ``forward`` is at the end of the forward pass, ``backward`` at the start of the backward pass, and ``moments`` are
@@ -285,7 +285,7 @@ def main() -> None:
                 Path(folder, "config.json").write_text(json.dumps(fields))
                 config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             with FakeTensorMode(allow_non_fake_inputs=True):
-                answer = measure(config, how) if how else shape(config)
+                answer = measure_model(config, how) if how else shape(config)
         except Exception as error:  # a model's code may raise anything on tensors without values
             answer = {"error": f"{type(error).__name__}: {first_line(error)}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from grpo_math.generation.dtypes import number_formats
 from grpo_math.planner.cards import TABLES
 from grpo_math.planner.model import Shape, wanted_modules
-from grpo_math.planner.settings import Json, Settings, Zero
+from grpo_math.planner.settings import Json, LaunchSettings, Zero
 from grpo_math.planner.work import Machine, Work, tiles
 from grpo_math.settings.batch import Batch
 from grpo_math.settings.run_settings import RunSettings
@@ -54,7 +54,7 @@ def at(line: list[float], sizes: tuple[int, ...]) -> int:
     return int(sum(a * b for a, b in zip(line, sizes, strict=True)))
 
 
-def precision(settings: RunSettings, zero: Zero, deepspeed: Settings | None) -> Precision:
+def precision(settings: RunSettings, zero: Zero, deepspeed: LaunchSettings | None) -> Precision:
     """Return the precision with which TRL, peft and accelerate load this recipe.
 
     peft keeps a LoRA's weights in float32 on a 16-bit base (autocast_adapter_dtype). TRL casts them to bfloat16 on a

@@ -10,7 +10,7 @@ from functools import partial
 from grpo_math.errors import UserError
 from grpo_math.generation.dtypes import dtype_error
 from grpo_math.planner import devices, memory
-from grpo_math.planner.settings import Json, NotPlanned, Settings, Zero, resolve
+from grpo_math.planner.settings import Json, LaunchSettings, NotPlanned, Zero, resolve
 from grpo_math.planner.work import Machine, largest
 from grpo_math.settings import batch, rules
 from grpo_math.settings.accelerate import deepspeed_config
@@ -72,7 +72,7 @@ class MemoryPlan:
         policy = max(memory.total(terms) for terms in with_vllm) - self.vllm_bytes
         return max(0.05, min(int(20 * (MARGIN - policy / self.machine.gpu_bytes)) / 20, 0.9))
 
-    def changed(self, fields: Settings, machine: Machine) -> "MemoryPlan | None":
+    def changed(self, fields: LaunchSettings, machine: Machine) -> "MemoryPlan | None":
         """Return the plan with changed settings, or None if it cannot be planned.
 
         None, too, if training would refuse the settings, or if completions would be generated for more optimizer steps

@@ -22,8 +22,8 @@ from typing import Any
 
 from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
-from grpo_math.generation.models import config_file, refuse_dropout_of_experts
-from grpo_math.planner.settings import Json, NotPlanned, Settings
+from grpo_math.generation.models import config_file, refuse_expert_dropout
+from grpo_math.planner.settings import Json, LaunchSettings, NotPlanned
 from grpo_math.run.bar import Bar
 from grpo_math.run.files import remembered
 from grpo_math.settings.run_settings import RunSettings
@@ -62,7 +62,7 @@ class Shape:
     packed: int | None = None  # the length from which its rows are not packed, if there is one
 
 
-def model_shape(source: str, config: Settings, measures: bool = True) -> Shape:
+def model_shape(source: str, config: LaunchSettings, measures: bool = True) -> Shape:
     """Return the shapes of a model. ``measures``: measure now what has not been measured.
 
     Raises `ConfigError` if transformers cannot build a model from the config.json, and, without ``measures``, if the
@@ -86,7 +86,7 @@ once
     return Shape(measured=measure, **measure(None))
 
 
-def shape_fields(config: Settings) -> Json:
+def shape_fields(config: LaunchSettings) -> Json:
     """Return the fields that determine the shapes. For a shipped model these are the shipped fields.
 
     >>> shipped = stored("shapes.json")["Qwen/Qwen2.5-0.5B"]
@@ -123,17 +123,17 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     if key in stored("measured.json"):
         return stored("measured.json")[key]
 
-    def measure() -> Json:
+    def measured() -> Json:
         if not measures:
             raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
         answer = _request(source, config, how)
         if "error" in answer:
-            refuse_dropout_of_experts(answer["error"], source)
+            refuse_expert_dropout(answer["error"], source)
             reason = f"cannot be measured ({answer['error']})"
             raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
         return answer
 
-    return dict(remembered(path, measure))
+    return dict(remembered(path, measured))
 
 
 def measurement_key(config: Json, how: Json | None) -> str:

@@ -12,7 +12,7 @@ from grpo_math.planner import devices, memory
 from grpo_math.planner.memory_plan import MemoryPlan
 from grpo_math.planner.model import model_shape, read_config
 from grpo_math.planner.remedies import suggest
-from grpo_math.planner.settings import Json, NotPlanned, Settings, resolve
+from grpo_math.planner.settings import Json, LaunchSettings, NotPlanned, resolve
 from grpo_math.planner.work import Machine
 from grpo_math.settings import batch
 from grpo_math.settings.run_settings import RunSettings
@@ -22,7 +22,7 @@ from grpo_math.system.machine import GB, main_memory
 PROMPT_TOKENS = 512
 
 
-def plan(recipe: RunSettings, configs: Mapping[str, Settings | None] | None = None, **machine: Any) -> Json:
+def plan(recipe: RunSettings, configs: Mapping[str, LaunchSettings | None] | None = None, **machine: Any) -> Json:
     """Return the answer of `grpo-math plan --json`. GB are 2^30 bytes.
 
     ``gpus``, ``gpu_gb``: the number of GPUs and the memory of one; by default this machine's, ignored with ``use_cpu``.
@@ -43,7 +43,7 @@ def plan(recipe: RunSettings, configs: Mapping[str, Settings | None] | None = No
     return {**chosen.answer(), "accelerate_config": name or None, **suggest(chosen, others)}
 
 
-def choose(recipe: RunSettings, configs: Mapping[str, Settings | None], **machine: Any) -> tuple[str, MemoryPlan]:
+def choose(recipe: RunSettings, configs: Mapping[str, LaunchSettings | None], **machine: Any) -> tuple[str, MemoryPlan]:
     """Return (name, plan) of the first of the accelerate ``configs`` that fits. If none fits, return the first one.
 
     ``machine``: as in `_read`. Raises the error of the first config. Later configs that cannot be planned are skipped.
@@ -101,7 +101,7 @@ def _read(
     gpu_gb: float | None = None,
     cpu_gb: float | None = None,
     prompt_tokens: int | None = None,
-    accelerate: Settings | None = None,
+    accelerate: LaunchSettings | None = None,
     capability: float | None = None,
     offline: bool = False,
 ) -> tuple[Machine, RunSettings]:

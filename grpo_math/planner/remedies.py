@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from grpo_math.generation.dtypes import corrections, has_bfloat16
 from grpo_math.planner.memory_plan import MARGIN, MemoryPlan
-from grpo_math.planner.settings import Json, Settings
+from grpo_math.planner.settings import Json, LaunchSettings
 from grpo_math.planner.work import splits
 from grpo_math.settings import batch
 from grpo_math.settings.run_settings import RunSettings
@@ -21,7 +21,7 @@ from grpo_math.system.machine import GB
 
 SHORTEST = 256  # tokens of a completion that is suggested
 CONFIG, SHARE = "accelerate_config", "vllm_gpu_memory_utilization"
-Configs = Mapping[str, Settings | None]  # accelerate configs by name
+Configs = Mapping[str, LaunchSettings | None]  # accelerate configs by name
 Changes = dict[str, Json]  # recipe fields by the name of a remedy; a later one overrides an earlier one
 
 

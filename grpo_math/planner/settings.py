@@ -11,7 +11,7 @@ from grpo_math.generation.dtypes import has_bfloat16, number_formats
 from grpo_math.settings.fields import defaults
 from grpo_math.settings.run_settings import RunSettings
 
-Settings = Mapping[str, Any]  # of an accelerate config or of DeepSpeed, by name
+LaunchSettings = Mapping[str, Any]  # of an accelerate config or of DeepSpeed, by name
 Json = dict[str, Any]
 
 
@@ -67,7 +67,7 @@ class Zero:
     ``auto`` for the bucket is hidden x hidden, as in transformers. DeepSpeed's default is 5e8 elements.
     """
 
-    def __init__(self, config: Settings | None, hidden: int) -> None:
+    def __init__(self, config: LaunchSettings | None, hidden: int) -> None:
         zero = (config or {}).get("zero_optimization") or {}
         self.active = config is not None
         self.stage = int(zero.get("stage", 0))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from grpo_math.packing.row_plan import MAX_TILES, MIN_TOKENS, largest_micro_batch
 from grpo_math.planner.model import Shape
-from grpo_math.planner.settings import Settings
+from grpo_math.planner.settings import LaunchSettings
 from grpo_math.settings.batch import Batch
 from grpo_math.settings.run_settings import RunSettings
 
@@ -17,7 +17,7 @@ class Machine(NamedTuple):
     gpu_bytes: int
     cpu_bytes: int
     prompt: int  # tokens of the longest prompt
-    accelerate: Settings | None
+    accelerate: LaunchSettings | None
     capability: float | None = None  # the compute capability of a GPU, if known
     teacher: Shape | None = None  # of reference_model
     family: str = ""  # the model's ``model_type``

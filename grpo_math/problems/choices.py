@@ -19,7 +19,7 @@ from grpo_math.grading import Verdict
 from grpo_math.grading.equal.clean import clean
 from grpo_math.grading.equal.compare import compare, value
 from grpo_math.problems.columns import normalized
-from grpo_math.problems.options import CIRCLED, LABEL, index_of
+from grpo_math.problems.options import CIRCLED, LABEL, option_index
 
 INDEX_NAME = re.compile(r".*(?:idx|index)|cop|correct_option|answerkey")
 TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
@@ -35,7 +35,7 @@ def is_index_column(column: str) -> bool:
     return bool(INDEX_NAME.fullmatch(normalized(column)))
 
 
-def column_of_options(
+def options_column(
     rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str], None] | None = None
 ) -> str | None:
     """Return the column with the options that indices name, if no column has a usual name; None without such a column.
@@ -52,7 +52,7 @@ def column_of_options(
         return columns[0]
     golds, key = [gold for gold, _, _ in unseen], unseen[0][1]
     # A letter may be of options in the problem, and a number that is no index is a value.
-    if warn is None or not all(index_of(gold) in range(len(ascii_uppercase)) for gold in golds):
+    if warn is None or not all(option_index(gold) in range(len(ascii_uppercase)) for gold in golds):
         return None
     options = f"several columns may be their options: {', '.join(columns)}" if columns else "no column is their options"
     reason = (
@@ -97,7 +97,7 @@ def numbering(rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str]
     numbers: list[NumberOfRow] = []
     for row in rows:
         if row["options"] and not row["is_value"] and _is_number(row["answer"]):
-            numbers.append(_number_of(row, is_judged=len(numbers) < JUDGED))
+            numbers.append(_number_meaning(row, is_judged=len(numbers) < JUDGED))
     judged = numbers[:JUDGED]
     values = sum(one.position is not None for one in judged)
     has_zero, has_last = any(one.index == 0 for one in numbers), any(one.is_last for one in numbers)
@@ -116,10 +116,10 @@ def numbering(rows: Iterable[Mapping[str, Any]], file: str, warn: Callable[[str]
     return Numbering(are_values, start)
 
 
-def _number_of(row: Mapping[str, Any], is_judged: bool) -> NumberOfRow:
+def _number_meaning(row: Mapping[str, Any], is_judged: bool) -> NumberOfRow:
     """Return the meaning of a gold answer. Only if ``is_judged``, it is compared with the options, which takes time."""
     gold, options = row["answer"], row["options"]
-    index = index_of(gold)
+    index = option_index(gold)
     is_number_next_to_text = not isinstance(row["written"], str) and any(isinstance(o, str) for o in options.values())
     return NumberOfRow(
         index=index if index in range(len(options) + 1) else None,
@@ -151,7 +151,7 @@ def with_options(row: dict[str, Any], numbers: Numbering) -> dict[str, Any]:
         return row
     labels, texts, problem = [*row["options"]], [*map(str, row["options"].values())], row["problem"]
     gold = row["answer"].translate(CIRCLED)
-    index = None if numbers.are_values or row["is_value"] else index_of(gold)
+    index = None if numbers.are_values or row["is_value"] else option_index(gold)
     if index is None:
         position = _position(gold, labels, texts)
     else:

@@ -207,7 +207,7 @@ def good_rows(data: Data, as_is: bool, bad: Callable[[Any, DataError], None], wa
     rows = Stored(good())
     # A column that --columns names is the user's choice.
     of_lists = warn if len(data.accepted["answer"]) > 1 else None
-    if has_lists and (column := choices.column_of_options(rows, data.file, of_lists)):
+    if has_lists and (column := choices.options_column(rows, data.file, of_lists)):
         rows, has_options = Stored(choices.with_list(row, column) for row in rows), True
     if has_options:
         rows = Stored(choices.with_letters(rows, choices.numbering(rows, data.file, warn), data.file, warn))

@@ -13,7 +13,7 @@ from grpo_math.problems.datasets import load_problems, problem_table
 from grpo_math.problems.problem import Problem
 from grpo_math.problems.prompts import Template, recipe_template
 from grpo_math.problems.sources import folder_name
-from grpo_math.problems.stored import kept_with_rows, rows_with
+from grpo_math.problems.stored import cached_with_rows, rows_with
 from grpo_math.run.resume import problem_hashes, short_hash
 from grpo_math.settings.run_settings import RunSettings
 from grpo_math.system.table_files import is_table
@@ -133,7 +133,7 @@ class RecipeProblems:
         rows = self._load(fields, s.dataset, split, s.columns, problem_table, **options)
         if not self._is_divided or not (s.eval_n != 0 or s.evaluates_default_set):
             return rows, []
-        positions = kept_with_rows(rows, "held_out", lambda: _held_out(rows))
+        positions = cached_with_rows(rows, "held_out", lambda: _heldout_set(rows))
         return stored.without(rows, positions), self._select(rows, positions)
 
     @property
@@ -260,15 +260,15 @@ class RecipeProblems:
     def overlaps(self, sets: Mapping[str, Sequence[Problem]]) -> dict[str, dict[str, Any]]:
         """Return the overlap of each set with the training problems."""
         key = short_hash([[name, [row["problem"] for row in rows]] for name, rows in sets.items()])
-        return kept_with_rows(self.rows, f"overlap-{key}", lambda: contamination.overlaps(sets, self.rows))
+        return cached_with_rows(self.rows, f"overlap-{key}", lambda: contamination.overlaps(sets, self.rows))
 
     @cached_property
     def hashes(self) -> str:
         """The hash of each training problem, one a line."""
-        return kept_with_rows(self.rows, "hashes", lambda: problem_hashes(rows_with(self.rows, "problem", "answer")))
+        return cached_with_rows(self.rows, "hashes", lambda: problem_hashes(rows_with(self.rows, "problem", "answer")))
 
 
-def _held_out(rows: Any) -> list[int]:
+def _heldout_set(rows: Any) -> list[int]:
     """Return the positions of the problems of a file that are held out: those with the smallest hashes."""
     import numpy
 

@@ -119,7 +119,7 @@ def labelled(content: Any) -> dict[str, Any]:
         if len(items) > len(ascii_uppercase):
             return {}
         if items and all(isinstance(item, Mapping) for item in items):
-            pairs = _pairs_of_objects(items)
+            pairs = _object_pairs(items)
         else:
             from_text = labelled("\n".join(map(str, items)))  # ["A) 21", "B) 30"]
             pairs = from_text.items() or zip(ascii_uppercase, items, strict=False)
@@ -138,7 +138,7 @@ def _are_labels(texts: Iterable[str], orders: Sequence[str] = ORDERS) -> bool:
     return any(order.startswith(labels) for order in orders)
 
 
-def _pairs_of_objects(items: Sequence[Mapping[str, Any]]) -> Iterable[tuple[Any, Any]]:
+def _object_pairs(items: Sequence[Mapping[str, Any]]) -> Iterable[tuple[Any, Any]]:
     """Return the label and the text of each option that is an object; () if several keys may be the text."""
     columns: dict[Any, list[Any]] = {
         key: texts
@@ -159,11 +159,11 @@ def _pairs_of_objects(items: Sequence[Mapping[str, Any]]) -> Iterable[tuple[Any,
     return zip(columns.get(label, ascii_uppercase), columns[texts[0]], strict=False) if texts else ()
 
 
-def lists_of_options(row: Mapping[str, Any], gold: str, problem_column: str = "") -> dict[str, dict[str, Any]]:
+def option_lists(row: Mapping[str, Any], gold: str, problem_column: str = "") -> dict[str, dict[str, Any]]:
     """Return the options in each column that may have those which an index or a letter names.
 
     >>> row = {"alternatives": ["6", "7"], "tags": ["sums", "easy"], "points": 3}
-    >>> lists_of_options(row, "1"), lists_of_options(row, "3"), lists_of_options(row, "x")
+    >>> option_lists(row, "1"), option_lists(row, "3"), option_lists(row, "x")
     ({'alternatives': {'A': '6', 'B': '7'}}, {}, {})
     """
     columns = {name: from_cell(row[name]) for name in row if name not in problem_column.split("+")}
@@ -174,17 +174,17 @@ def lists_of_options(row: Mapping[str, Any], gold: str, problem_column: str = ""
         for name, content in columns.items()
         if isinstance(content, list | Mapping) and not OTHER & {*normalized(name).split("_")}
     }
-    letter, index = letter_of(gold), index_of(gold)
+    letter, index = option_letter(gold), option_index(gold)
     return {name: one for name, one in lists.items() if one and (letter in one or index in range(len(one) + 1))}
 
 
-def letter_of(gold: str) -> str:
+def option_letter(gold: str) -> str:
     """Return the letter of a gold answer that names an option so, as in "(b)"; "" for another one."""
     label = LABEL.fullmatch(gold)
     return label[1].upper() if label and label[1].isalpha() else ""
 
 
-def index_of(gold: str) -> int | None:
+def option_index(gold: str) -> int | None:
     """Return a gold answer as an index; None if it cannot be one."""
     match = INDEX.fullmatch(gold)
     return int(match[1]) if match else None

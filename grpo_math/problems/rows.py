@@ -117,12 +117,12 @@ def parse_row(
 def _choice(named: Mapping[str, Any], gold: str, written: Any, problem_key: str, answer_key: str) -> Row:
     """Return the options of a row, and whether its gold answer may be the index of one."""
     options = choice.options(named, gold)
-    is_unseen = not options and (choices.is_index_column(answer_key) or choice.letter_of(gold))
+    is_unseen = not options and (choices.is_index_column(answer_key) or choice.option_letter(gold))
     return {
         "written": written,
         "is_value": choice.has_wrong_options(named) or _is_marked(written, gold),
         "options": options,
-        "lists": choice.lists_of_options(named, gold, problem_key) if is_unseen else None,
+        "lists": choice.option_lists(named, gold, problem_key) if is_unseen else None,
     }
 
 

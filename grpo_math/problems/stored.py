@@ -200,7 +200,7 @@ def repeated(keys: Iterable[int]) -> Any:
     return counts[places] > 1
 
 
-def kept_with_rows(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
+def cached_with_rows(rows: Any, name: str, compute: Callable[[], Any]) -> Any:
     """Return what ``compute`` returns, a JSON value that depends on ``rows`` and ``name`` alone.
 
     The value is kept next to the rows if they are in the cache.

@@ -18,7 +18,7 @@ from grpo_math.system.table_files import read_table
 
 History = list[dict[str, float]]
 
-Pair = tuple[Evaluation | None, Evaluation | None]  # of the base and of the trained model
+BaseAndTrained = tuple[Evaluation | None, Evaluation | None]  # of the base and of the trained model
 
 MOST_COMPLETION_FILES = 250
 
@@ -34,7 +34,9 @@ class RunDir:
     after: Evaluation | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sets: list[Pair] = field(default_factory=list)  # a pair for each data set; `before` and `after` come first
+    sets: list[BaseAndTrained] = field(
+        default_factory=list
+    )  # a pair for each data set; `before` and `after` come first
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished

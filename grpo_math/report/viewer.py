@@ -33,7 +33,7 @@ SEPARATE_COLUMNS = (
 Row = Mapping[str, Any]
 
 
-class Source(NamedTuple):
+class Section(NamedTuple):
     """Rows of one kind, and the words for values of their fields.
 
     A row is a problem: its ``title``, ``question``, whole ``prompt`` and ``completions``, the values for the filters
@@ -46,15 +46,15 @@ class Source(NamedTuple):
     labels: dict[str, str]
 
 
-def sources(run: RunDir, compared: bool) -> list[Source]:
+def sources(run: RunDir, compared: bool) -> list[Section]:
     """Return the sources that have rows, evenly thinned if they are too large.
 
     ``compared``: the evaluations before and after are of the same problems.
     """
-    heldout = Source("Held-out problems", _heldout(run, compared), CATEGORIES)
+    heldout = Section("Held-out problems", _heldout(run, compared), CATEGORIES)
     # groupby joins neighbours only. A group's completions are neighbours, as TRL's sampler repeats each prompt.
     groups = [list(rows) for _, rows in groupby(run.completions, key=itemgetter("step", "group"))]
-    training = Source("Training completions", [_training(rows) for rows in groups], {})
+    training = Section("Training completions", [_training(rows) for rows in groups], {})
     shown = []
     for source in filter(attrgetter("rows"), (heldout, training)):
         size = sum(len(text) for row in source.rows for one in row["completions"] for _, text in one["turns"])

@@ -20,7 +20,7 @@ from grpo_math.rewards.inputs import RESERVED, Completions, Prompts, Reward, Rew
 from grpo_math.system.signals import Stopped
 from grpo_math.system.user_functions import format_exception
 
-OF_TRL = (
+TRL_ARGUMENTS = (
     "completion_ids",
     "trainer_state",
     "log_extra",
@@ -161,7 +161,7 @@ def _raised(reward: Any, error: BaseException, columns: Mapping[str, Any]) -> Re
     reason = f"raised {format_exception(error)} at {_line(error)}"
     remedy = "training stops instead of assuming a reward of 0"
     missing = sorted(needed(reward) - {"prompts", "completions"} - columns.keys())
-    names = ", ".join(column for column in columns if column not in OF_TRL and not column.startswith(RESERVED))
+    names = ", ".join(column for column in columns if column not in TRL_ARGUMENTS and not column.startswith(RESERVED))
     # Not before the call: a decorator may fill a parameter that the signature shows.
     if missing and isinstance(error, TypeError) and "required" in str(error):
         reason = f"needs the column {', '.join(missing)}, and the data have {names or 'none'}"
@@ -191,7 +191,7 @@ def _number(name: str, row: int, item: Any) -> float | None:
     is_real = hasattr(number, "__float__")
     # TRL leaves out a NaN as it leaves out None.
     if is_real and math.isnan(float(number)):
-        _warn_of_nan(name)
+        _warn_about_nan(name)
         return None
     # The squares of larger numbers are not finite in float32 sums.
     if is_real and abs(float(number)) < 1e30:
@@ -211,7 +211,7 @@ def _warn(warning: str) -> None:
 
 
 @functools.cache
-def _warn_of_nan(name: str) -> None:
+def _warn_about_nan(name: str) -> None:
     """Warn once for each name of a function."""
     _warn(f"reward function {name} returned NaN, which counts as None: the completion gets no reward from it")
 

@@ -29,7 +29,8 @@ class Bar(tqdm):
             super().display(msg, pos)
         # Nothing is new for a last line if the line of a minute was printed in the last step.
         elif (closing and self.n != self.printed_n) or time.monotonic() - self.printed >= SECONDS:
-            self.printed, self.printed_n = time.monotonic(), self.n
+            self.printed = time.monotonic()
+            self.printed_n = self.n
             print(self, file=sys.stderr, flush=True)
 
     def clear(self, *args: Any, **kwargs: Any) -> None:

@@ -43,7 +43,7 @@ ALL_RIGHT = "degenerate/all_right"
 ALL_WRONG = "degenerate/all_wrong"
 FINDING_PREFIX = "findings/"
 PROMPTS_DRAWN = "resample/drawn"
-PROMPTS_KEPT = "resample/kept"
+PROMPTS_RETAINED = "resample/kept"
 PROMPTS_DISCARDED = "resample/thrown_away"
 KL = "kl"
 RATIO = "ratio"
@@ -120,7 +120,7 @@ METRICS: dict[str, Metric] = {
     ALL_RIGHT: Metric("share", "groups whose verdicts are all correct", "graded"),
     ALL_WRONG: Metric("share", "groups with no correct verdict", "graded"),
     PROMPTS_DRAWN: Metric("prompts", "prompts for which the step sampled completions", "resample"),
-    PROMPTS_KEPT: Metric(
+    PROMPTS_RETAINED: Metric(
         "prompts", "sampled prompts that the step trains on: they have correct and wrong completions", "resample"
     ),
     PROMPTS_DISCARDED: Metric("prompts", "prompts that were sampled and discarded", "resample"),

@@ -66,7 +66,7 @@ def where_to_start(run_dir: Path, requested: Any) -> Start:
     return Start(named, named.parent, run_config(named.parent))
 
 
-def checkpoint_of_script(run_dir: Path, requested: Any) -> Any:
+def script_checkpoint(run_dir: Path, requested: Any) -> Any:
     """Return the value for transformers' ``resume_from_checkpoint``: for True, the newest finished checkpoint.
 
     transformers takes the highest number, finished or not, so the unfinished folders of a killed run are deleted.

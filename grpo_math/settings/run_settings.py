@@ -56,7 +56,7 @@ class RunSettings(ProgramFields, TrainerFields, ModelConfig):
         """Return the fields that the user set."""
         return {name: getattr(self, name) for name in self.explicit}
 
-    def stated(self, name: str) -> Any:
+    def requested(self, name: str) -> Any:
         """Return an explicit value, or None for a default."""
         return getattr(self, name) if name in self.explicit else None
 

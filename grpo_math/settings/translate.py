@@ -21,8 +21,8 @@ NAMES = read_yaml(Path(__file__).with_name("names.yaml"))
 SAME, RENAMED, REWARDS = NAMES["same"], NAMES["renamed"], NAMES["rewards"]
 NO_EFFECT = {name: reason for reason, names in NAMES["no_effect"].items() for name in names}
 NOT_HERE = {name: (program, remedy) for program, names in NAMES["not_here"].items() for name, remedy in names.items()}
-OURS = SAME | RENAMED
-SYNONYMS = {name: field for field, names in NAMES["meant"].items() for name in names} | OURS
+TRANSLATIONS = SAME | RENAMED
+SYNONYMS = {name: field for field, names in NAMES["meant"].items() for name in names} | TRANSLATIONS
 # Values that switch a field off, as text: the command line has only texts.
 OFF = ("none", "null", "false", "no", "off", "", "[]", "0", "0.0")
 # A recipe with one of these is for a script.
@@ -67,7 +67,7 @@ def translated(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             names = map(str, value if isinstance(value, list) else [value])
             # TRL writes package.module.function
             value = [REWARDS.get(one) or (one if ":" in one else ":".join(one.rsplit(".", 1))) for one in names]
-        fields[OURS.get(name, name)] = value
+        fields[TRANSLATIONS.get(name, name)] = value
     return fields, notes
 
 
@@ -90,7 +90,7 @@ def _without_second_names(recipe: Mapping[str, Any]) -> dict[str, Any]:
     {'warmup_ratio': 0.1, 'rewards': ['a']}
     """
     single = dict(recipe)
-    for old, field in OURS.items():
+    for old, field in TRANSLATIONS.items():
         if {old, field} <= single.keys():
             values = {name: _normalized(single[name]) for name in (old, field)}
             # The recipes of older versions switch off one of two settings that are one now.

@@ -12,12 +12,12 @@ NO_ADDRESS = (
 )
 
 
-def url_of(host: str, port: int) -> str:
+def server_url(host: str, port: int) -> str:
     """Return the URL at which this machine reaches a server that listens on ``host``.
 
-    >>> url_of("0.0.0.0", 8000), url_of("10.0.0.0", 8000), url_of("node1", 80)
+    >>> server_url("0.0.0.0", 8000), server_url("10.0.0.0", 8000), server_url("node1", 80)
     ('http://127.0.0.1:8000', 'http://10.0.0.0:8000', 'http://node1:80')
-    >>> url_of("::1", 8000), url_of("::", 8000), url_of("[fe80::1%eth0]", 8000)
+    >>> server_url("::1", 8000), server_url("::", 8000), server_url("[fe80::1%eth0]", 8000)
     ('http://[::1]:8000', 'http://[::1]:8000', 'http://[fe80::1%eth0]:8000')
     """
     ip = _ip(host)

@@ -23,7 +23,7 @@ SECONDS = 60  # without persistence mode, the driver starts for each call, for s
 COLUMNS = ("index", "uuid", "memory.total", "memory.used", "compute_cap", "driver_version", "mig.mode.current", "name")
 MIG = "MIG-"  # a slice of a GPU has a UUID that begins so
 # The usable part of the memory in the name of a slice: 4.75 GB of "1g.5gb" on an A100, 16 GB of "1g.18gb" on an H200.
-OF_SLICE = 0.9
+SLICE_SHARE = 0.9
 
 
 class Gpu(NamedTuple):
@@ -175,7 +175,7 @@ def _slices(index: str) -> list[tuple[str, float]]:
         if gpu := re.match(r"GPU (\d+):", line):
             number = gpu[1]
         elif (found := re.search(r"\.(\d+)gb.*UUID: (MIG-[^)]+)", line)) and number == index:
-            slices.append((found[2], OF_SLICE * int(found[1])))
+            slices.append((found[2], SLICE_SHARE * int(found[1])))
     return slices
 
 

@@ -28,9 +28,9 @@ class Needs(NamedTuple):
 # The CUDA of a build, or of an older one -> what it needs: NVIDIA's minor version compatibility, and PyTorch's support
 # matrix of 2.11 to 2.14.
 NEEDS = {13.0: Needs(580, 7.5, inf), 12.8: Needs(525, 7.5, inf), 12.0: Needs(525, 5.0, 10.0)}
-OF_PIP = 13.0  # the CUDA of pip's torch
+PIP_CUDA = 13.0  # the CUDA of pip's torch
 OLDER = "install torch 2.14 or older in PyTorch's build for CUDA 12.6"
-NEWER = f"install PyTorch's build for CUDA {OF_PIP}"
+NEWER = f"install PyTorch's build for CUDA {PIP_CUDA}"
 UPDATE = "update the driver"
 BY_DRIVER = {580: NEWER, 525: f"{UPDATE}, or {OLDER}", 0: UPDATE}  # the driver, or an older one -> what to do
 
@@ -44,10 +44,10 @@ class Build(NamedTuple):
     @property
     def needs(self) -> Needs:
         oldest = [*NEEDS.values()][-1]  # also of a CUDA that this package does not support
-        return next((needs for cuda, needs in NEEDS.items() if (self.cuda or OF_PIP) >= cuda), oldest)
+        return next((needs for cuda, needs in NEEDS.items() if (self.cuda or PIP_CUDA) >= cuda), oldest)
 
     def __str__(self) -> str:
-        return f"torch {self.version} for CUDA {self.cuda}" if self.cuda else f"torch for CUDA {OF_PIP}"
+        return f"torch {self.version} for CUDA {self.cuda}" if self.cuda else f"torch for CUDA {PIP_CUDA}"
 
 
 @cache
@@ -76,7 +76,7 @@ def lacks_kernels(capability: float | None) -> tuple[str, str] | None:
     """Return that torch has no kernels for a GPU of this compute capability, and what to do, or None."""
     if capability is None or has_kernels(capability):
         return None
-    remedy = OLDER if capability < NEEDS[OF_PIP].lowest else NEWER
+    remedy = OLDER if capability < NEEDS[PIP_CUDA].lowest else NEWER
     return f"{installed()} has no kernels for compute capability {capability}", remedy
 
 
@@ -109,7 +109,7 @@ def hindrance(driver: str, capability: float | None) -> tuple[str, str] | None:
     if lacking:
         return lacking
     # NVIDIA's cuda-compat brings a newer CUDA to an older driver.
-    if major < build.needs.driver and cuda_of_driver() < int(build.cuda):
+    if major < build.needs.driver and driver_cuda() < int(build.cuda):
         return f"{build} needs driver {build.needs.driver} or newer, and this machine has {driver}", remedy
     try:
         if torch is not None:
@@ -120,7 +120,7 @@ def hindrance(driver: str, capability: float | None) -> tuple[str, str] | None:
     return None
 
 
-def cuda_of_driver() -> float:
+def driver_cuda() -> float:
     """Return the newest CUDA that libcuda supports, or 0 without libcuda."""
     with suppress(OSError, AttributeError):
         version = ctypes.c_int()

@@ -13,7 +13,7 @@ from grpo_math.system.gpus import use_first_gpu
 from grpo_math.system.machine import SLEEPING_THREADS
 from grpo_math.system.signals import STOPPING, end_at_once, handling
 from grpo_math.system.streams import quiet
-from grpo_math.train.layout import HANDED_ON
+from grpo_math.train.layout import INHERITED
 from grpo_math.trainer import contract
 
 if __name__ == "__main__":
@@ -33,4 +33,4 @@ if __name__ == "__main__":
             sys.exit(2)
         from grpo_math.train.program import main
 
-    sys.exit(main(sys.argv[1:], **json.loads(os.environ.pop(HANDED_ON, "{}"))))
+    sys.exit(main(sys.argv[1:], **json.loads(os.environ.pop(INHERITED, "{}"))))

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from grpo_math.checks.check_services import cache_only
-from grpo_math.checks.preflight import EARLY, START, checks_of_training, warning_lines
+from grpo_math.checks.preflight import EARLY, START, training_checks, warning_lines
 from grpo_math.checks.setup import Setup
 from grpo_math.errors import UserError
 from grpo_math.generation.vllm_process import ServerProcess
@@ -44,7 +44,7 @@ from grpo_math.system.signals import (
 )
 from grpo_math.system.streams import say
 from grpo_math.system.supervisor import SupervisedCommand, send
-from grpo_math.train.layout import HANDED_ON, Config, choose_layout, environment, gpus_of, refuse_used
+from grpo_math.train.layout import INHERITED, Config, assigned_gpus, choose_layout, environment, refuse_used
 from grpo_math.train.serve import choose_port, group_port, server_start
 
 TRAINING = "grpo_math.train"
@@ -89,14 +89,14 @@ def train(
     # The Hub's client would try each name six times, in the plan and in the checks.
     if note := cache_only([settings.dataset, settings.eval_dataset], settings.model_name_or_path):
         say("hub", note)
-    gpus = gpus_of(settings, count)
+    gpus = assigned_gpus(settings, count)
     layout, config = choose_layout(settings, gpus, accelerate_config)
     used = gpus[: layout.server + layout.policy]
     refuse_used(used)
     with handling(STOPPING, end_at_once):
         # Refuse before a server is started, which takes minutes, and before torch is imported.
         setup = Setup(parsed, accelerate=config.content if config else {})
-        warned = warning_lines(setup, checks_of_training(START, EARLY))
+        warned = warning_lines(setup, training_checks(START, EARLY))
         if config is not None or settings.starts_server:
             return _launch(settings, fields, layout, config, used, {"warned": warned, "as_json": as_json})
         # CUDA and OpenMP will see these variables.
@@ -124,7 +124,7 @@ def _launch(
         if settings.starts_server:
             # Server and training inherit the key from this process.
             make_key()
-            port = choose_port(settings.stated("vllm_server_port"), 0)
+            port = choose_port(settings.requested("vllm_server_port"), 0)
             folder = settings.output_dir or "trainer_output"
             if settings.keeps_nothing:
                 folder = stack.enter_context(TemporaryDirectory())
@@ -133,7 +133,7 @@ def _launch(
             stack.callback(server.stop)
             server.wait(settings.vllm_server_timeout)
             fields = [*fields, "--vllm_server_base_url", server.url, *group_port(settings)]
-        variables = {**environment(used[layout.server :]), HANDED_ON: json.dumps(handed_on)}
+        variables = {**environment(used[layout.server :]), INHERITED: json.dumps(handed_on)}
         if not used:  # torch's launcher would give each process one thread
             variables.setdefault("OMP_NUM_THREADS", str(max(1, physical_cores() // layout.policy)))
         training = SupervisedCommand(_training(fields, config, layout.policy), environment=variables)

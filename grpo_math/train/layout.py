@@ -19,10 +19,10 @@ from grpo_math.system.gpus import Gpu, first_gpus
 from grpo_math.system.machine import SLEEPING_THREADS, versions
 from grpo_math.system.streams import say
 
-HANDED_ON = "GRPO_MATH_HANDED_ON"  # variable of the training processes: what launcher.py hands on to their `main`
+INHERITED = "GRPO_MATH_HANDED_ON"  # variable of the training processes: what launcher.py hands on to their `main`
 
 
-def gpus_of(settings: RunSettings, count: int | None) -> list[Gpu]:
+def assigned_gpus(settings: RunSettings, count: int | None) -> list[Gpu]:
     """Return the first ``count`` GPUs of this machine, or all; none if the recipe is for the CPU."""
     if settings.use_cpu:
         if count:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerate.utils import gather_object
 
@@ -34,6 +34,9 @@ from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.largest_batch import dry_run_enabled
 from grpo_math.trainer.step_cost import GENERATION, SCORING, UPDATE, Cost, measure_steps
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 SHORT = 32  # tokens of a completion on a CPU
 PHASES = {"generation": (GENERATION,), "training": (SCORING, UPDATE)}  # of the plan
@@ -97,7 +100,7 @@ def shorten(config: MathGRPOConfig, rewards: list[Reward], problems: int) -> tup
     return whole, rewards
 
 
-def measure(trainer: Any, setup: Setup, whole: WholeRun) -> dict[str, Any]:
+def measure_run(trainer: "TrlTrainer", setup: Setup, whole: WholeRun) -> dict[str, Any]:
     """Train, and return what `text` prints; {} if a signal has ended training. All ranks call this."""
     updates = trainer.grpo_math.updates
     on_gpu = trainer.accelerator.device.type == "cuda"

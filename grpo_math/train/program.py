@@ -31,7 +31,7 @@ from grpo_math.checks.preflight import (
     START,
     TOKENIZER,
     agree_warning_lines,
-    checks_of_training,
+    training_checks,
     warning_lines,
 )
 from grpo_math.checks.setup import Setup
@@ -116,7 +116,7 @@ def build_settings(read: recipe.Recipe, warned: list[str] | None = None) -> Sett
     _refuse_separate_processes()
     # A missing launcher is one line, before TRL's settings are made and torch reports it.
     setup = Setup(read.raise_first_problem(), int(os.environ.get("WORLD_SIZE", 1)))
-    warning_lines(setup, checks_of_training(START) if warned is None else ())
+    warning_lines(setup, training_checks(START) if warned is None else ())
     refuse_unusable(setup)
     cache_only([read.settings.dataset, read.settings.eval_dataset], read.settings.model_name_or_path)
     _lay_out_memory(read.settings)
@@ -245,12 +245,12 @@ class TrainingRun:
     def check(self, warned: list[str] | None) -> list[Any]:
         """Check the settings, the problems and the tokenizer, and print the warnings. Return the reward functions."""
         probe(self.run, self.config)
-        checks = checks_of_training(EARLY, MAIN) if warned is None else checks_of_training(MAIN)
+        checks = training_checks(EARLY, MAIN) if warned is None else training_checks(MAIN)
         lines = [*(warned or ()), *agree_warning_lines(self.setup, checks)]
         rewards = [load_reward(name) for name in self.run.rewards] or [no_reward]
         if self.run.measure:
             self.whole, rewards = measure.shorten(self.config, rewards, len(self.setup.problems.rows))
-        for line in [*lines, *agree_warning_lines(self.setup, checks_of_training(TOKENIZER))]:
+        for line in [*lines, *agree_warning_lines(self.setup, training_checks(TOKENIZER))]:
             _say(line)
         return rewards
 
@@ -288,7 +288,7 @@ class TrainingRun:
         self.trainer.remove_callback(RunFiles)
         for callback in (watchdog, StopOnSignal(stop)):
             self.trainer.add_callback(callback)
-        return measure.measure(self.trainer, self.setup, self.whole)
+        return measure.measure_run(self.trainer, self.setup, self.whole)
 
     def attach(self, watchdog: Watchdog, stop: Stop) -> None:
         """Write config.yaml and the problems, and add the callbacks that write the other files during the run."""

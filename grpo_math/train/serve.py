@@ -16,19 +16,19 @@ from grpo_math.generation.vllm_process import STARTUP, ServerProcess, executable
 from grpo_math.planner.devices import Layout, server_ranks
 from grpo_math.planner.settings import NotPlanned
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.addresses import url_of
+from grpo_math.system.addresses import server_url
 from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import free_port, port_is_free
 from grpo_math.system.signals import ended_by_signals
 from grpo_math.system.streams import say
-from grpo_math.train.layout import environment, gpus_of, refuse_used, roles
+from grpo_math.train.layout import assigned_gpus, environment, refuse_used, roles
 
 PORT = 8000
 
 
 def serve(settings: RunSettings, number: int | None, port: int | None, host: str, more: Sequence[str]) -> int:
     """Run the server of a recipe on the first ``number`` GPUs until Ctrl-C. ``more``: options of ``vllm serve``."""
-    gpus = gpus_of(settings, number)
+    gpus = assigned_gpus(settings, number)
     refuse_used(gpus)
     layout = _layout(settings, gpus)
     port = choose_port(port, PORT)
@@ -50,7 +50,7 @@ def serve(settings: RunSettings, number: int | None, port: int | None, host: str
 def _layout(settings: RunSettings, gpus: Sequence[Gpu]) -> Layout:
     """Return the layout of a server that has all GPUs. If the model cannot be planned, the recipe gives the size of an
     engine: by default each GPU has one if adapters are sent, else all GPUs have one together."""
-    tp = settings.stated("vllm_tensor_parallel_size") or (1 if settings.sends_adapter else max(1, len(gpus)))
+    tp = settings.requested("vllm_tensor_parallel_size") or (1 if settings.sends_adapter else max(1, len(gpus)))
     server, tp = server_ranks(settings, max(tp, len(gpus)), tp, [tp])
     layout = Layout("server", 0, server, tp, "")
     if gpus:
@@ -73,7 +73,7 @@ def server_start(
     ``more``: options of ``vllm serve``.
     """
     # vLLM's own default is the format in which the weights are stored.
-    dtype = settings.stated("dtype") or "auto"
+    dtype = settings.requested("dtype") or "auto"
     extra = [] if settings.model_revision == "main" else ["--revision", settings.model_revision]
     server = vllm_server.ServerSettings(
         model=model_path(settings.model_name_or_path),
@@ -89,11 +89,11 @@ def server_start(
         adapters=1 + settings.staleness,
         in_4bit=settings.load_in_4bit,
         on_gpu=bool(gpus),
-        seed=settings.stated("seed") or 0,
+        seed=settings.requested("seed") or 0,
         extra=[*extra, *more],
         executable=executable(vllm_env.supported(settings)),
     )
-    return server.command(), {**environment(gpus), **vllm_server.environment()}, url_of(host, port)
+    return server.command(), {**environment(gpus), **vllm_server.environment()}, server_url(host, port)
 
 
 def choose_port(requested: int | None, preferred: int) -> int:
@@ -110,6 +110,6 @@ def choose_port(requested: int | None, preferred: int) -> int:
 
 def group_port(settings: RunSettings) -> list[str]:
     """Return the option for the second port, of TRL's weight transfer, if its default 51216 is taken."""
-    if settings.stated("vllm_group_port") or settings.sends_adapter or port_is_free(51216):
+    if settings.requested("vllm_group_port") or settings.sends_adapter or port_is_free(51216):
         return []
     return ["--vllm_group_port", str(free_port())]

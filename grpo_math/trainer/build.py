@@ -12,7 +12,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from trl.trainer.utils import create_model_from_path
 
 from grpo_math.generation.dtypes import fast_dtype, number_formats
-from grpo_math.generation.models import explain_weight_errors, load_adapter, model_path, refuse_dropout_of_experts
+from grpo_math.generation.models import explain_weight_errors, load_adapter, model_path, refuse_expert_dropout
 from grpo_math.redact import without_secrets
 from grpo_math.rewards.inputs import Reward
 from grpo_math.run.bar import transformers_bars
@@ -69,7 +69,7 @@ def build_trainer(
                     **how,
                 )
         except ValueError as error:
-            refuse_dropout_of_experts(str(error), str(path))
+            refuse_expert_dropout(str(error), str(path))
             raise
     trainer.grpo_math.is_recipe_run = True
     replace_printers(trainer)

@@ -16,7 +16,7 @@ from torch import Tensor
 from grpo_math.algorithm.advantages import weighted
 from grpo_math.algorithm.rollout import Rollout
 from grpo_math.algorithm.stop_conditions import StopConditions
-from grpo_math.errors import RewardError, UserError, with_type_of
+from grpo_math.errors import RewardError, UserError, with_type
 from grpo_math.generation.completions import with_open_thoughts
 from grpo_math.generation.request import request_from
 from grpo_math.grading import Grade, grade_batch
@@ -113,7 +113,7 @@ class Grader:
         # Ranks without the error get its type.
         kind = type(original)
         name = agree_on_first(f"{kind.__module__}:{kind.__qualname__}" if original else None) or ""
-        return with_type_of(failure, original or _example(name))
+        return with_type(failure, original or _example(name))
 
     def grade(
         self, inputs: list[dict[str, Any]], completions: Sequence[Any], ids: Sequence[Sequence[int]]

@@ -20,10 +20,10 @@ ATTRIBUTES = (
     *("max_completion_length", "router_aux_loss_coef", "vllm_importance_sampling_mode"),
     *("vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
 )
-OURS = {one.name for one in fields(TrainerFields)}
+OWN_FIELDS = {one.name for one in fields(TrainerFields)}
 COMPUTED = ("entropy_coef", "vllm_importance_sampling_correction", "on_policy", "trained_share")
 # TRL reads all others from its arguments. A script's arguments may lack our own.
-OTHERS = {one.name for one in fields(LossSettings)}.difference(ATTRIBUTES, COMPUTED)
+TRL_FIELDS = {one.name for one in fields(LossSettings)}.difference(ATTRIBUTES, COMPUTED)
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def loss_settings(trainer: "TrlTrainer", settings: "MathGRPOConfig") -> LossSett
     trains, trained = trainer.model.training, settings.train_completions
     return LossSettings(
         **{name: getattr(trainer, name) for name in ATTRIBUTES},
-        **{name: getattr(settings if name in OURS else trainer.args, name) for name in OTHERS},
+        **{name: getattr(settings if name in OWN_FIELDS else trainer.args, name) for name in TRL_FIELDS},
         entropy_coef=coefficient,
         vllm_importance_sampling_correction=trainer.use_vllm and trainer.vllm_importance_sampling_correction,
         on_policy=trains and trainer.args.gradient_accumulation_steps % rollout_steps == 0,

@@ -46,7 +46,8 @@ class StepMeter(Stateful):
 
     def without_value(self) -> dict[str, float]:
         """Return NaN for each metric that no step since the last call has computed: TRL's callbacks expect its name."""
-        names, self.undefined = self.undefined - self.log().keys(), set()
+        names = self.undefined - self.log().keys()
+        self.undefined = set()
         return dict.fromkeys(sorted(names), math.nan)
 
     @contextmanager

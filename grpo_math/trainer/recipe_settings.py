@@ -56,7 +56,7 @@ def build(read: Recipe) -> Settings:
         derived = evaluation_settings(requested)
         derived |= {"per_device_train_batch_size": batch.rows, "gradient_accumulation_steps": batch.steps}
         # While TRL waits for completions on the main process, the other processes wait for it in a collective.
-        if requested.generation == "server" and not requested.sends_adapter and not requested.stated("ddp_timeout"):
+        if requested.generation == "server" and not requested.sends_adapter and not requested.requested("ddp_timeout"):
             derived["ddp_timeout"] = int(answer_seconds(batch.rollout * requested.max_completion_length))
         values = {**OURS, **requested.explicit_values(), **derived}
         config, model = (

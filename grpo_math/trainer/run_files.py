@@ -31,6 +31,8 @@ from grpo_math.system.replaced import replaced
 if TYPE_CHECKING:
     from trl import GRPOTrainer
 
+    from grpo_math.trainer.trl_trainer import TrlTrainer
+
 SCRIPT_DATA = "data of a script"
 # `datasets` calls data from files or memory by these formats.
 FORMATS = ("json", "csv", "parquet", "text", "arrow", "generator", "pandas")
@@ -42,7 +44,7 @@ class RunWriter(History):
     Each file is written by the main process; weights by all processes together.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: "GRPOTrainer") -> None:
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
         super().__init__(self.run_dir)
@@ -190,7 +192,7 @@ def settings_as_recipe(trainer: Any) -> dict[str, Any]:
     return settings
 
 
-def _rewards_as_in_a_recipe(trainer: Any) -> list[str]:
+def _rewards_as_in_a_recipe(trainer: "TrlTrainer") -> list[str]:
     """Return the shipped rewards by their names, functions as module:function, and models by their names."""
     return [
         name if REWARDS.get(name) is reward or not hasattr(reward, "__name__") else f"{reward.__module__}:{name}"

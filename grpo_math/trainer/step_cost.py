@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import TrainerCallback
 
 from grpo_math.system.replaced import replaced
+
+if TYPE_CHECKING:
+    from grpo_math.trainer.trl_trainer import TrlTrainer
 
 GENERATION, SCORING, UPDATE = "generation", "scoring", "update"
 
@@ -46,7 +49,7 @@ class Cost(NamedTuple):
         return Cost(seconds, cpu_seconds, self.start, max(self.peak, other.peak), max(self.reserved, other.reserved))
 
 
-def measure_steps(trainer: Any) -> list[dict[str, Cost]]:
+def measure_steps(trainer: "TrlTrainer") -> list[dict[str, Cost]]:
     """Call ``trainer.train()``, and return the cost of each phase of each optimizer step of this process.
 
     The phases are ``generation`` (sampling, with the sync of vLLM), ``scoring`` (the rest of a rollout: grading, old
@@ -121,7 +124,8 @@ class _Stopwatch(TrainerCallback):
         self.phase = phase
         if phase is not None:
             self.start = self._reset_peaks()
-            self.started, self.cpu_started = time.perf_counter(), time.process_time()
+            self.started = time.perf_counter()
+            self.cpu_started = time.process_time()
 
     def _peaks(self) -> tuple[int, int]:
         if self.cuda:

@@ -38,7 +38,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from trl import GRPOConfig
 
 from grpo_math.algorithm.reference import refuse_lost_reference, remove_reference
-from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type_of
+from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
@@ -47,7 +47,7 @@ from grpo_math.packing import scoring
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
-from grpo_math.run.resume import checkpoint_of_script
+from grpo_math.run.resume import script_checkpoint
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import broadcast_from_main
 from grpo_math.system.replaced import replaced
@@ -143,7 +143,7 @@ class MathGRPOTrainer(GRPOTrainer):
             # A recipe has locked the folder already, until its report is written.
             if writes_run_files(self):
                 lock.acquire(run_dir)
-            return checkpoint_of_script(run_dir, resume_from_checkpoint)
+            return script_checkpoint(run_dir, resume_from_checkpoint)
 
         parts.run.last_step = None
         parts.run.saved_step = 0
@@ -164,13 +164,13 @@ class MathGRPOTrainer(GRPOTrainer):
             error.args = (f"{error}{parts.run.agree_to_save_last_step(parts.is_recipe_run)}",)
             raise
         except OutOfMemory as error:
-            raise error if parts.is_recipe_run else with_type_of(error, torch.OutOfMemoryError(str(error))) from None
+            raise error if parts.is_recipe_run else with_type(error, torch.OutOfMemoryError(str(error))) from None
         except UserError:
             raise
         except Exception as error:
             # Without the chained exception, whose traceback is a page about torch or tokenizers.
             if reported := failure(error, run_dir, state.how_to_continue(parts.is_recipe_run)):
-                raise reported if parts.is_recipe_run else with_type_of(reported, error) from None
+                raise reported if parts.is_recipe_run else with_type(reported, error) from None
             raise
         finally:
             console.end_bar(self)

@@ -31,7 +31,7 @@ from grpo_math.algorithm.losses import (
     Statistic,
     compute_loss,
     importance_ratio,
-    of_each_token,
+    token_ratio,
     try_surrogate,
 )
 from grpo_math.algorithm.rows import loss_mask, select
@@ -517,7 +517,7 @@ def test_gspo_token_has_gspos_loss_and_gradient_if_a_completions_tokens_share_th
     for of_tokens in (False, True):
         logps = (old + logits(2, 3, 4).mul(0.2)).requires_grad_()
         ratio = importance_ratio(logps, old, mask, "sequence")
-        ratio = of_each_token(ratio, logps) if of_tokens else ratio
+        ratio = token_ratio(ratio, logps) if of_tokens else ratio
         inputs = LossInputs(logps, old, advantages, mask, old)
         values = SURROGATES["clip"](inputs, ratio, LossSettings(epsilon_low=0.02, epsilon_high=0.02)).values
         loss = ((values * mask).sum(dim=1) / mask.sum(dim=1)).mean()

@@ -50,7 +50,7 @@ def test_a_mixed_group_replaces_a_uniform_one_with_all_that_belongs_to_it(rank, 
     assert kept.advantages.tolist() == [0.25, -0.25, 1.0, -1.0]
     assert kept.columns == {("", "advantages"): [0.25, -0.25, 1.0, -1.0], ("", "note"): ["x", "y", None, None]}
     assert kept.metrics == {"a": [1.0]}
-    assert counts == {metrics.PROMPTS_DRAWN: 3, metrics.PROMPTS_KEPT: 2, metrics.PROMPTS_DISCARDED: 1}
+    assert counts == {metrics.PROMPTS_DRAWN: 3, metrics.PROMPTS_RETAINED: 2, metrics.PROMPTS_DISCARDED: 1}
 
 
 def test_the_rounds_end_although_all_groups_stay_uniform():
@@ -62,7 +62,7 @@ def test_the_rounds_end_although_all_groups_stay_uniform():
     first = rollout([1, 2], [0.0] * 4, [WRONG, WRONG, Verdict.CRASH, WRONG], advantages=[0.0] * 4)
     counts = resampler().gather_replaced(first, DATA[:2], sample)[1]
     assert numbers == [2, 4]
-    assert counts == {metrics.PROMPTS_DRAWN: 6, metrics.PROMPTS_KEPT: 0, metrics.PROMPTS_DISCARDED: 4}
+    assert counts == {metrics.PROMPTS_DRAWN: 6, metrics.PROMPTS_RETAINED: 0, metrics.PROMPTS_DISCARDED: 4}
 
 
 def test_a_round_avoids_the_prompts_of_earlier_rounds_too():

@@ -14,7 +14,10 @@ from grpo_math.generation.decoding import lean_generation
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
-OF_TRL = {"full": 65, "kl with lora": 72}  # by lines of TRL, which logs figure by figure and scores the reference
+TRL_ARGUMENTS = {
+    "full": 65,
+    "kl with lora": 72,
+}  # by lines of TRL, which logs figure by figure and scores the reference
 BACKWARD = 2  # in autograd's own thread: TRL's head picks the scored tokens by a mask
 LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 KINDS = {"full": {}, "kl with lora": {"beta": 0.1, "peft_config": LORA}}
@@ -29,7 +32,7 @@ def test_a_step_waits_for_the_gpu_as_rarely_as_this(kind, tiny, tokenizer, tmp_p
     with counting() as counts:
         trainer.train()
     assert (of(counts, "grpo_math") - of(counts, "grpo_math/generation")) / 2 <= OURS, counts
-    assert of(counts, "trl") / 2 <= OF_TRL[kind], counts
+    assert of(counts, "trl") / 2 <= TRL_ARGUMENTS[kind], counts
     assert counts["backward"] / 2 <= BACKWARD, counts
 
 

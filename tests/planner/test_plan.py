@@ -16,7 +16,7 @@ from grpo_math.cli import main
 from grpo_math.errors import ConfigError, UserError
 from grpo_math.generation import dtypes, names
 from grpo_math.generation.dtypes import has_bfloat16
-from grpo_math.planner import card_of, choose, model, plan
+from grpo_math.planner import choose, find_card, model, plan
 from grpo_math.planner.memory_plan import MARGIN
 from grpo_math.settings.accelerate import accelerate_config, shipped_configs
 from grpo_math.settings.fields import fields
@@ -174,7 +174,7 @@ def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, mo
     ],
 )
 def test_a_card_has_the_memory_and_the_number_formats_that_it_reports(name, gb, bfloat16):
-    card = card_of(name)
+    card = find_card(name)
     assert card.gb == pytest.approx(gb, abs=0.2)
     assert has_bfloat16(card.capability) == bfloat16
 
@@ -195,7 +195,7 @@ def test_a_card_has_the_memory_and_the_number_formats_that_it_reports(name, gb, 
 )
 def test_a_card_that_is_not_one_gets_a_sentence(name, line):
     with pytest.raises(ConfigError, match=re.escape(line)):
-        card_of(name)
+        find_card(name)
 
 
 def test_one_copy_of_the_base_is_proposed_and_counted_once():

@@ -66,9 +66,9 @@ def test_a_checkpoint_that_was_not_written_to_its_end_is_deleted_and_one_of_an_e
     with contextlib.suppress(OSError), checkpoints.sealed(tmp_path / "checkpoint-2", accelerator()):
         raise OSError("full")
     assert [step for step, _ in checkpoints.checkpoints(tmp_path)] == [1]
-    assert resume.checkpoint_of_script(tmp_path, None) is None
+    assert resume.script_checkpoint(tmp_path, None) is None
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
-    assert [resume.checkpoint_of_script(tmp_path / "new", asked) for asked in (True, False)] == [True, False]
+    assert [resume.script_checkpoint(tmp_path / "new", asked) for asked in (True, False)] == [True, False]
 
 
 def test_another_machine_neither_seals_nor_deletes(tmp_path):
@@ -88,7 +88,7 @@ def test_damaged_checkpoints_are_passed_over_and_later_steps_are_set_aside(tmp_p
         two,
         [f"{ten} cannot be resumed (state_0.pt is not what was written)"],
     )
-    assert [resume.checkpoint_of_script(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
+    assert [resume.script_checkpoint(tmp_path, asked) for asked in (True, str(one))] == [str(ten), str(one)]
     for step in (2, 10):
         (tmp_path / f"evaluation-checkpoint-{step}").mkdir()
     earlier.archive_later_checkpoints(tmp_path, 2)

@@ -129,7 +129,7 @@ def test_the_command_line_wins_by_either_name_and_a_configuration_joins_the_name
     assert (results["dataset"], results["rewards"]) == ("openai/gsm8k:main", ["accuracy", "format_strict"])
 
 
-@pytest.mark.parametrize(("old", "field"), translate.OURS.items())
+@pytest.mark.parametrize(("old", "field"), translate.TRANSLATIONS.items())
 def test_two_names_of_one_setting_with_different_values_are_refused(old, field, tmp_path):
     for one, other in ((old, field), (field, old)):
         with pytest.raises(UserError, match=f"^{old} and {field} are two names of one setting"):
@@ -172,8 +172,8 @@ def test_a_name_of_a_script_that_changes_the_prompt_says_so(words, written, temp
 
 def test_every_translation_ends_at_a_field_of_ours_and_begins_at_none():
     ours = {*fields(), *translate.SCRIPTS}
-    assert {*translate.OURS.values(), *translate.SYNONYMS.values()} <= ours
-    assert len({*translate.OURS.values()}) == len(translate.OURS), "each field has one old name"
+    assert {*translate.TRANSLATIONS.values(), *translate.SYNONYMS.values()} <= ours
+    assert len({*translate.TRANSLATIONS.values()}) == len(translate.TRANSLATIONS), "each field has one old name"
     assert not translate.SAME.keys() & fields().keys()
     from grpo_math.rewards import load_reward
 

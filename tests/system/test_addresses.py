@@ -6,7 +6,7 @@ from grpo_math.errors import ConfigError
 from grpo_math.generation import vllm_server
 from grpo_math.planner.devices import Layout
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.addresses import is_address, url_of
+from grpo_math.system.addresses import is_address, server_url
 from grpo_math.system.http import Client
 from grpo_math.train.serve import server_start
 
@@ -29,7 +29,7 @@ SERVED = {"use_vllm": True, "vllm_mode": "server", "use_peft": True}
 def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkeypatch):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setenv("HTTP_PROXY", "http://proxy:3128")
-    assert url_of(host, 80) == url
+    assert server_url(host, 80) == url
     assert is_address(url)
     settings = RunSettings({**SERVED, "vllm_server_host": host, "model_name_or_path": "m"})
     assert settings.starts_server == is_here

@@ -80,7 +80,7 @@ def test_a_build_that_cannot_use_the_gpu_is_told_from_its_driver_and_card(
 def test_a_newer_cuda_next_to_an_old_driver_is_no_hindrance(monkeypatch, no_torch):
     build(monkeypatch, PLAIN)
     for cuda, usable in ((12.04, False), (13.0, True)):
-        monkeypatch.setattr(torch_build, "cuda_of_driver", lambda cuda=cuda: cuda)
+        monkeypatch.setattr(torch_build, "driver_cuda", lambda cuda=cuda: cuda)
         assert (hindrance("535.104", 8.0) is None) == usable
 
 

@@ -206,7 +206,7 @@ def test_uniform_groups_give_way_and_the_rows_of_the_step_are_right(ours):
     trainer = resampling(ours, "eehu" * 12 + "m" * 16, logging_steps=1)
     with results_of(trainer, "_generate_and_score_completions") as last:
         trainer.train()
-    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.PROMPTS_DISCARDED, metrics.ACCURACY)
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_RETAINED, metrics.PROMPTS_DISCARDED, metrics.ACCURACY)
     drawn, kept, thrown, accuracy = (history(trainer, name) for name in names)
     assert [d - t for d, t in zip(drawn, thrown, strict=True)] == [4] * 5
     assert sum(kept) > sum(accuracy) * 4  # more mixed groups than were drawn at first
@@ -229,7 +229,7 @@ def test_it_ends_after_the_last_round_judged_by_verdicts_and_logs_the_first_draw
     trainer.train()
     # Four, and four more in each of two rounds: no problem twice in a step.
     assert [len({*asked[start : start + 12 * G]}) for start in range(0, len(asked), 12 * G)] == [12] * 3
-    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_KEPT, metrics.ACCURACY, metrics.ALL_RIGHT)
+    names = (metrics.PROMPTS_DRAWN, metrics.PROMPTS_RETAINED, metrics.ACCURACY, metrics.ALL_RIGHT)
     assert [history(trainer, name) for name in names] == [[12] * 3, [0] * 3, [1.0] * 3, [1.0] * 3]
     assert history(trainer, metrics.REWARD_STD)[0] > 0  # but verdicts are all the same
 

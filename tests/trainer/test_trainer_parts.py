@@ -59,7 +59,7 @@ def test_no_file_of_the_trainer_imports_itself_through_others():
 
 
 def test_the_settings_of_the_loss_are_those_that_trl_reads_and_ours():
-    source, arguments = getsource(GRPOTrainer._compute_loss), loss_settings.OTHERS - loss_settings.OURS
+    source, arguments = getsource(GRPOTrainer._compute_loss), loss_settings.TRL_FIELDS - loss_settings.OWN_FIELDS
     rollout = getsource(GRPOTrainer._generate_and_score_completions)
     for name in loss_settings.ATTRIBUTES:
         assert f"self.{name}" in source + rollout, name

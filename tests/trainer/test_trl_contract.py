@@ -238,7 +238,7 @@ OF_OUR_LOSS = {
     *("entropy_target", "router_aux_loss_coef"),
 }
 # Other code of TRL: its rollout, its constructor, its log.
-OF_TRL = {
+TRL_ARGUMENTS = {
     *("cache_implementation", "cast_lm_head_to_fp32", "chat_template_kwargs", "disable_dropout", "generation_kwargs"),
     *("ds3_gather_for_generation", "generation_batch_size", "log_completions", "log_completions_hub_repo", "min_p"),
     *("log_multimodal", "log_unique_prompts", "mask_truncated_completions", "max_tool_calling_iterations"),
@@ -258,7 +258,7 @@ OF_NOTHING = {"use_transformers_paged", "vllm_importance_sampling_cap"}
 
 def test_every_field_of_trls_config_has_a_reader():
     of_transformers = {field.name for field in fields(transformers.TrainingArguments)}
-    lists = (OF_OUR_LOSS, OF_TRL, OF_NOTHING)
+    lists = (OF_OUR_LOSS, TRL_ARGUMENTS, OF_NOTHING)
     assert {field.name for field in fields(GRPOConfig)} - of_transformers == set().union(*lists) - of_transformers
     assert sum(map(len, lists)) == len(set().union(*lists))
     loss = inspect.getsource(GRPOTrainer._compute_loss)
@@ -266,7 +266,7 @@ def test_every_field_of_trls_config_has_a_reader():
     source = "".join(map(inspect.getsource, files))
     assert {name for name in OF_OUR_LOSS if name not in source} == set()
     # A field of our loss alone that our loss does not read would be ignored in silence.
-    read = {name for name in OF_TRL if re.search(rf"\b(?:self|args)\.{name}\b", loss)}
+    read = {name for name in TRL_ARGUMENTS if re.search(rf"\b(?:self|args)\.{name}\b", loss)}
     assert read == set()
 
 

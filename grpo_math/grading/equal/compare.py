@@ -111,7 +111,7 @@ def _compared(gold: str, answer: str, rules: Rules) -> tuple[Verdict | Compariso
     raw, gold, answer = answer, clean(gold), clean(answer)
     if decided := _by_text(gold, answer):
         return decided
-    gold, answer = _of_one_form(gold, answer)
+    gold, answer = _in_one_form(gold, answer)
     same = same_words(gold, answer, compare)
     if same is not UNDECIDED:
         return (Verdict.CORRECT if same is EQUAL else Verdict.WRONG), "text"
@@ -146,11 +146,11 @@ def _by_text(gold: str, answer: str) -> tuple[Verdict, str] | None:
     return (Verdict.CORRECT, "same text") if _spaceless(gold) == _spaceless(answer) else None
 
 
-def _of_one_form(gold: str, answer: str) -> tuple[str, str]:
+def _in_one_form(gold: str, answer: str) -> tuple[str, str]:
     r"""Return both texts without what only one of them needs: a quantity that is asked for, the letter of a choice,
     another name of the constant of an integral.
 
-    >>> _of_one_form("12", "(B) 12"), _of_one_form("x^2 + C", "x^2 + k"), _of_one_form("4", r"\int_0^2 x^3 dx = 4")
+    >>> _in_one_form("12", "(B) 12"), _in_one_form("x^2 + C", "x^2 + k"), _in_one_form("4", r"\int_0^2 x^3 dx = 4")
     (('12', '12'), ('x^2+C', 'x^2+C'), ('4', '4'))
     """
     if not beyond(gold) and not AFFIRMED.match(answer):

@@ -105,16 +105,16 @@ def split(text: str) -> tuple[str, Unit | None]:
     for start in _START.finditer(text):
         before = text[: start.start()].rstrip(" ~")
         if _VALUE_END.search(before) and "\\text" not in before:
-            unit = measure(re.sub(r"\A ?\((.*)\)\Z", r"\1", text[start.start() :]))  # "5 (cm)"
+            unit = read_unit(re.sub(r"\A ?\((.*)\)\Z", r"\1", text[start.start() :]))  # "5 (cm)"
             if unit is not None:
                 return before, unit
     return text, None
 
 
-def measure(text: str) -> Unit | None:
+def read_unit(text: str) -> Unit | None:
     """Return the measures among words, and None if a word changes the value before them.
 
-    >>> measure("square inches"), measure("miles per hour"), measure("more students"), measure("or so")
+    >>> read_unit("square inches"), read_unit("miles per hour"), read_unit("more students"), read_unit("or so")
     ({'in': 2}, {'mile': 1, 'h': -1}, {}, None)
     """
     inside, text = "\\text" in text, _plain(text)
