@@ -98,7 +98,7 @@ class Setup:
     @property
     def accelerate_config(self) -> Mapping[str, Any]:
         """The accelerate config of the run, or the one that `grpo-math train` chooses; {} without one."""
-        return self.accelerate or (self.memory_plan[0] if self.plan else {})
+        return self.accelerate or (self.memory_plan[0] if self.memory_plan else {})
 
     @property
     def has_copy(self) -> bool:
