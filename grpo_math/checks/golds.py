@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from grpo_math.grading import Verdict
 from grpo_math.grading.equal.compare import compare, value
 from grpo_math.grading.equal.text import repaired
-from grpo_math.grading.lexicon import CODES, CURRENCIES, ONE_CHOICE
+from grpo_math.grading.lexicon import CHOICE, CIRCLED, CODES, CURRENCIES
 
 # Most gold answers of word problems. They have no fault and need no grader.
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
@@ -21,6 +21,12 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]{1,15}")
 DAMAGE = re.compile(r"[\x00-\x08\x0b-\x1f]|[\^_\\]\s*\Z|(?i:\A\W*(?:\\text\{\s*)?answer\s*:)")
 DAMAGED = "damaged (a lost backslash, or a label)"
 MIXED = re.compile(r"(\d{1,9})\s*\((\d{1,9})/(\d{1,9})\)")  # as in Math23K
+# A gold answer that is a choice, with the text of its option or without.
+ONE_CHOICE = re.compile(
+    rf"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\W*\b({CHOICE})(?:\W*|\)(?![,;/]).*|[.:]\s.*)"
+    rf"|[^\d{CIRCLED}]*([{CIRCLED}])[^{CIRCLED}]*",
+    re.DOTALL,
+)
 MONEY = re.compile(
     rf"(?<![^\W\d_])(?:[A-Za-z]{{1,3}}(?=[{CURRENCIES}])|(?:{CODES}|zł|Kč|Ft|kr|lei|Rp|Rs|RM|Fr|S/)(?![^\W\d_])\.?)"
     rf"|[{CURRENCIES}]"

@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from grpo_math.checks.golds import DAMAGED, WHOLE_NUMBER, is_damaged, is_own_text, words
+from grpo_math.checks.golds import DAMAGED, ONE_CHOICE, WHOLE_NUMBER, is_damaged, is_own_text, words
 from grpo_math.errors import Finding, escaped
 from grpo_math.grading.equal.units import read_unit
-from grpo_math.grading.lexicon import ONE_CHOICE
 from grpo_math.grading.where import find
 from grpo_math.problems.contamination import whole
 

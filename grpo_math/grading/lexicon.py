@@ -1,21 +1,14 @@
 r"""Parts of patterns for choices, numbers and money, without groups. Each module puts them into patterns of its own.
 
+>>> import re
 >>> [re.fullmatch(part, text) is not None for part, text in ((CHOICE, "J"), (GROUPED, "1,200"), (DECIMAL, "1.5"))]
 [True, True, True]
 """
-
-import re
 
 # The letter of an option, perhaps in brackets, and a circled number.
 CHOICE = "[A-J]"
 BRACKETED = rf"\(?{CHOICE}\)?"
 CIRCLED = "①-⑳"  # in brackets of a pattern
-# A gold answer that is a choice, with the text of its option or without.
-ONE_CHOICE = re.compile(
-    rf"(?i:(?:the )?(?:correct )?(?:option|choice|answer)(?: is)?\s*)?\W*\b({CHOICE})(?:\W*|\)(?![,;/]).*|[.:]\s.*)"
-    rf"|[^\d{CIRCLED}]*([{CIRCLED}])[^{CIRCLED}]*",
-    re.DOTALL,
-)
 # 1,200 and 1.5, without a sign.
 GROUPED = r"\d{1,3}(?:,\d{3})+"
 DECIMAL = r"\d+(?:\.\d+)?"
