@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from typing import Any
 
 from grpo_math.errors import ConfigError, first_line
@@ -59,54 +59,60 @@ def run(args: argparse.Namespace) -> Answer:
     use_one_gpu()
     # These import torch and TRL, which takes seconds, and packages that print when they are imported.
     with redirect_stdout(sys.stderr):
-        from grpo_math.checks.selftest import FIELDS, CannotTrain, checks, in_float32
+        from grpo_math.checks.selftest import FIELDS, checks, in_float32
 
     rows: list[dict[str, Any]] = []
-    trains, profile = True, cProfile.Profile(subcalls=False, builtins=False)
+    # The profile shows which of the functions that differ are run.
+    profile = cProfile.Profile(subcalls=False, builtins=False)
     with tempfile.TemporaryDirectory() as folder, in_float32(), _quiet(), transformers_bars(0):
-        for check in _chosen([*checks(folder, args.vllm)], args.only):
-            if "training" in check.name and not trains:
-                continue
-            started, measured, note = time.perf_counter(), math.inf, ""
-            try:
-                # The profile shows which of the functions that differ are run.
-                with (
-                    redirect_stdout(io.StringIO()) as output,
-                    redirect_stderr(output),
-                    profile if differences else nullcontext(),
-                ):
-                    result = check.measure()
-                measured, note = result if isinstance(result, tuple) else (result, "")
-            except CannotTrain as error:
-                trains, note = False, str(error)
-            # A version that does not fit may raise anything, and the other checks show how much of it works.
-            except Exception as error:
-                note = f"{type(error).__name__}: {first_line(error)}"
-            row = {
-                "what": check.name,
-                "expected": check.expected,
-                "limit": check.limit,
-                "measured": measured if math.isfinite(measured) else None,
-                "ok": measured <= check.limit,
-                "note": note,
-                "seconds": round(time.perf_counter() - started, 1),
-            }
+        for row in _rows(_chosen([*checks(folder, args.vllm)], args.only), profile if differences else nullcontext()):
             rows.append(row)
             if not args.json:
                 print(_line(row), flush=True)
-    ok = all(row["ok"] for row in rows)
-    run = {entry.code.co_qualname for entry in profile.getstats() if not isinstance(entry.code, str)}
-    unsaved = _remember_pass(FIELDS | run) if ok and not args.only else ""
+    functions = {entry.code.co_qualname for entry in profile.getstats() if not isinstance(entry.code, str)}
+    is_pass = all(row["ok"] for row in rows) and not args.only
+    return _answer(rows, differences, _remember_pass(FIELDS | functions) if is_pass else "")
+
+
+def _rows(checks: list[Any], profile: AbstractContextManager[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each check. If stock TRL cannot train here, the other checks that train are left out."""
+    from grpo_math.checks.selftest import CannotTrain
+
+    trains = True
+    for check in checks:
+        if "training" in check.name and not trains:
+            continue
+        started, measured, note = time.perf_counter(), math.inf, ""
+        try:
+            with redirect_stdout(io.StringIO()) as output, redirect_stderr(output), profile:
+                result = check.measure()
+            measured, note = result if isinstance(result, tuple) else (result, "")
+        except CannotTrain as error:
+            trains, note = False, str(error)
+        # A version that does not fit may raise anything, and the other checks show how much of it works.
+        except Exception as error:
+            note = f"{type(error).__name__}: {first_line(error)}"
+        yield {
+            "what": check.name,
+            "expected": check.expected,
+            "limit": check.limit,
+            "measured": measured if math.isfinite(measured) else None,
+            "ok": measured <= check.limit,
+            "note": note,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+
+
+def _answer(rows: list[dict[str, Any]], differences: list[str], unsaved: str) -> Answer:
+    """Return all results, and in words the versions, the machine and how many checks deviate."""
     installed = {name: versions()[name] for name in SHOWN if name in versions()}
     machine = hardware()
     device = machine.get("gpu") or f"CPU, {machine['threads']} threads"
     deviate = sum(not row["ok"] for row in rows)
-    text = [*differences, f"{', '.join(map(' '.join, installed.items()))}; {device}"]
-    text.append(
-        f"not ok: {deviate} of {len(rows)} checks deviate" if deviate else f"ok: as TRL and transformers{unsaved}"
-    )
-    answer = {"ok": ok, "checks": rows, "untested": differences, "versions": installed, "machine": machine}
-    return Answer(answer, "\n".join(text), ok)
+    verdict = f"not ok: {deviate} of {len(rows)} checks deviate" if deviate else f"ok: as TRL and transformers{unsaved}"
+    text = "\n".join([*differences, f"{', '.join(map(' '.join, installed.items()))}; {device}", verdict])
+    answer = {"ok": not deviate, "checks": rows, "untested": differences, "versions": installed, "machine": machine}
+    return Answer(answer, text, not deviate)
 
 
 def _chosen(checks: list[Any], word: str) -> list[Any]:
