@@ -270,7 +270,9 @@ class TrainingRun:
         model, setup = self.settings.model, self.setup
         # config.yaml records this folder or name on the Hub, not a name such as ``embedded``.
         model.model_name_or_path = absolute_path(model_path(model.model_name_or_path))
-        self.trainer = build_trainer(self.config, model, setup.problems.rows, setup.tokenizer, rewards, self.run.adapter)
+        self.trainer = build_trainer(
+            self.config, model, setup.problems.rows, setup.tokenizer, rewards, self.run.adapter
+        )
         self.is_main = self.trainer.accelerator.is_main_process
 
     def print_batch(self) -> None:
