@@ -57,10 +57,3 @@ def test_a_node_that_fails_at_the_start_ends_the_job_with_its_code(submit, tmp_p
     job = submit("multi_node", "multi_node", nodes=2, PYTHONPATH=str(fails))
     assert job.ended("FAILED")["ExitCode"] == "7:0"
     assert job.log.count("error: node n2 ended with exit code 7") == 1
-
-
-def test_a_job_that_always_loses_a_rank_is_not_queued_a_third_time(submit, cluster):
-    job = submit("multi_node", "multi_node", "--rewards", "faulty:killed_on_one_rank", nodes=2)
-    cluster.start_again(job.number)
-    job.ended("FAILED", restarts=1)
-    assert "error: two attempts ended at the same step" in job.log

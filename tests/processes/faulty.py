@@ -1,7 +1,6 @@
 """Rewards for runs of the real training program in which something goes wrong, on one rank or in the run's folder."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -22,12 +21,6 @@ def letters_slowly(completions, **columns):
 def raises_on_one_rank(completions, trainer_state, **columns):
     if RANK == 1 and trainer_state.global_step == 1:
         raise OSError("the judge is away")
-    return letters(completions)
-
-
-def killed_on_one_rank(completions, trainer_state, **columns):
-    if RANK == 1 and trainer_state.global_step == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
     return letters(completions)
 
 

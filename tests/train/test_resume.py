@@ -204,15 +204,15 @@ def test_two_processes_under_zero3_go_on_bit_by_bit_with_their_best_checkpoint_a
 
 
 @pytest.mark.full
-def test_a_ddp_run_of_two_processes_is_resumed_by_one_and_by_two_again(small, tmp_path):
+def test_a_ddp_run_of_two_processes_is_resumed_by_one(small, tmp_path):
     """The same problems and as many completions in a step; sampling draws other random numbers."""
     settings = {**LORA, "prompts_per_step": 2, "per_device_train_batch_size": 2, "save_steps": 2}
-    for processes, steps, line in ((2, 2, ""), (1, 4, "1 in place of 2"), (2, 6, "2 in place of 1")):
+    for processes, steps, line in ((2, 2, ""), (1, 4, "1 in place of 2")):
         words = arguments(small, tmp_path / "run", {**settings, "max_steps": steps, "resume": "force"})
         words = [word for word in words if not word.startswith("--gradient_accumulation_steps")]
         done = program_of([{"arguments": words}], tmp_path, *launching.TORCHRUN[:-1], str(processes))
         assert line in done.stderr
-    assert [line["step"] for line in history(tmp_path / "run") if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in history(tmp_path / "run") if "loss" in line] == [1, 2, 3, 4]
 
 
 # Which checkpoint, and whether it is the same run
