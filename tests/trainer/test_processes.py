@@ -44,6 +44,7 @@ SCRIPTED = {
     "prompt_mean with dppo": {"loss_type": "prompt_mean", "surrogate": "dppo", "beta": 0.1, "num_iterations": 2},
     "dr_grpo with the batch deviation": {"loss_type": "dr_grpo", "scale_rewards": "batch"},
 }
+SCRIPTED_IN_DEEPSPEED = ("dapo with k1, two updates a rollout", "dr_grpo with the batch deviation", "teacher, lora")
 SPARSE = {"rewards": "sparse", "ddp_timeout": 60}  # if a rank waits for one that packs, the run ends
 UNPACKED = {how: {**SPARSE, "one_rank_unpacked": how} for how in ("model", "layer", "log-probs")}
 BEST = {
@@ -87,20 +88,32 @@ def with_lora(runs: dict[str, dict]) -> dict[str, dict]:
     return {**runs, **{f"{name}, lora": {**given, "lora": True} for name, given in runs.items()}}
 
 
-def runs_of(name: str, teacher: str) -> dict[str, dict]:
-    """Return what a launch of several tests trains: "trl" or "ours" -> runs."""
+def scripted(name: str, teacher: str) -> dict[str, dict]:
+    """Return the runs that are the same in one process and in two."""
     distil = {"reference_model": teacher, "beta": 0.5, "kl_estimator": "k1"}
     rows = {"rows": "scripted", "gradient_accumulation_steps": 1, "max_steps": 2}
     rows["per_device_train_batch_size"] = 16 if name == "one" else 8
-    alike = {run: {**given, **rows} for run, given in {**SCRIPTED, **with_lora({"teacher": distil})}.items()}
-    best, refreshed = with_lora({"best": BEST}), with_lora({"refreshed": REFRESHED})
+    runs = {run: {**given, **rows} for run, given in {**SCRIPTED, **with_lora({"teacher": distil})}.items()}
+    return {run: runs[run] for run in SCRIPTED_IN_DEEPSPEED} if "zero" in name else runs
+
+
+def runs_of(name: str, teacher: str, everything: bool) -> dict[str, dict]:
+    """Return what a launch trains: "trl" or "ours" -> runs. The default tier needs a part of them."""
+    longest_first = {**DEEPSPEED, "small_budget": {**DEEPSPEED["small_budget"], "longest_first": True}}
+    refreshed = with_lora({"refreshed": REFRESHED})
     again = {f"{run} again": {**given, "checkpoint": f"{run}/checkpoint-3"} for run, given in refreshed.items()}
-    return {
-        "one": {"ours": alike},
-        "multi_gpu": {"trl": {"plain": SPARSE}, "ours": {**alike, **UNPACKED}},
-        "zero2_offload": {"ours": {**alike, **best}},
-        "zero3_offload": {"trl": DEEPSPEED, "ours": {**DEEPSPEED, **POISONED, **best, **refreshed, **again}},
-    }[name]
+    ddp = RUNS if everything else {run: RUNS[run] for run in ("grpo_sparse", "small_budget")}
+    trl = {"one": {}, "multi_gpu": ddp, "zero2_offload": longest_first, "zero3_offload": DEEPSPEED}[name]
+    ours = {} if name == "one" else {**trl, **POISONED}
+    if name == "multi_gpu":
+        ours["resampled"] = {"rows": "graded", "resample_groups": 2}
+    if name == "zero3_offload":
+        ours |= {**with_lora({"best": BEST}), **refreshed, **again}
+    elif everything:
+        ours |= scripted(name, teacher)
+        if name == "multi_gpu":
+            trl, ours = {**trl, "plain": SPARSE}, {**ours, **UNPACKED}
+    return {"trl": trl, "ours": ours}
 
 
 def launch(name: str, model: str, folder: Path, *programs: str, **kinds: dict) -> Path:
@@ -110,14 +123,16 @@ def launch(name: str, model: str, folder: Path, *programs: str, **kinds: dict) -
 
 
 @pytest.fixture(scope="module")
-def launched(tiny, tmp_path_factory):
+def launched(request, tiny, tmp_path_factory):
     """``launched("zero3_offload")``: the folder of a launch that several tests read."""
+    selected = [item for item in request.session.items if item.path == request.path]
+    everything = any(item.get_closest_marker("full") for item in selected)
 
     @cache
     def folder(name: str) -> Path:
         if "zero" in name:
             pytest.importorskip("deepspeed.ops")
-        return launch(name, tiny("llama"), tmp_path_factory.mktemp(name), **runs_of(name, tiny("qwen2")))
+        return launch(name, tiny("llama"), tmp_path_factory.mktemp(name), **runs_of(name, tiny("qwen2"), everything))
 
     return folder
 
@@ -132,8 +147,10 @@ def seen(folder: Path, run: str, name: str, kind: str = "ours") -> list[dict[str
     return ranks(folder / kind, run, *LAUNCHED[name])
 
 
-def same_as_trl(folder: Path, runs: dict, name: str) -> None:
+def same_as_trl(folder: Path, name: str) -> None:
     """Also with fewer tokens."""
+    runs = [path.stem for path in (folder / "trl").glob("*.pt") if path.stem != "plain"]
+    assert "small_budget" in runs
     for run in runs:
         assert relative(folder / f"ours/{run}.pt", folder / f"trl/{run}.pt") < 1e-6, run
         tokens, plain = (sum(rank["tokens"] for rank in seen(folder, run, name, kind)) for kind in ("ours", "trl"))
@@ -150,19 +167,17 @@ def left_out_on_both(folder: Path, name: str) -> None:
 def test_one_process_two_and_two_of_deepspeed_give_the_same_weights_and_metrics(launched):
     """Also with a teacher, which each process has."""
     for name in ("multi_gpu", "zero2_offload"):
-        for run in runs_of("one", "")["ours"]:
+        for run in scripted(name, ""):
             assert relative(launched(name) / f"ours/{run}.pt", launched("one") / f"ours/{run}.pt") < 1e-6, (name, run)
             (alone,), (first, _) = (seen(launched(of), run, of) for of in ("one", name))
             for a, b in zip(first["logged"], alone["logged"], strict=True):
                 assert a == pytest.approx(b, abs=1e-5), (name, run)
 
 
-def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(tiny, tmp_path):
-    only_ours = {"resampled": {"rows": "graded", "resample_groups": 2}, **POISONED}
-    launch("multi_gpu", tiny("llama"), tmp_path, trl=RUNS, ours={**RUNS, **only_ours})
-    same_as_trl(tmp_path, RUNS, "multi_gpu")
-    left_out_on_both(tmp_path, "multi_gpu")
-    resampled = seen(tmp_path, "resampled", "multi_gpu")
+def test_two_ddp_processes_end_with_trls_weights_and_resample_alike(launched):
+    same_as_trl(launched("multi_gpu"), "multi_gpu")
+    left_out_on_both(launched("multi_gpu"), "multi_gpu")
+    resampled = seen(launched("multi_gpu"), "resampled", "multi_gpu")
     assert resampled[0]["position"] == resampled[1]["position"] > 0
     counts = resampled[0]["resample"]
     assert counts["resample/drawn"] - counts["resample/thrown_away"] == 4
@@ -178,25 +193,16 @@ def test_a_rank_that_cannot_pack_leaves_every_rank_unpacked(launched):
         assert [rank["tokens"] for rank in seen(folder, how, "multi_gpu")] == [rank["tokens"] for rank in plain], how
 
 
-def test_two_processes_of_zero_2_end_with_trls_weights(tiny, tmp_path):
-    pytest.importorskip("deepspeed.ops")
-    runs = {**DEEPSPEED, "small_budget": {**DEEPSPEED["small_budget"], "longest_first": True}}
-    launch("zero2_offload", tiny("llama"), tmp_path, trl=runs, ours={**runs, **POISONED})
-    same_as_trl(tmp_path, runs, "zero2_offload")
-    left_out_on_both(tmp_path, "zero2_offload")
+@pytest.mark.parametrize("name", ["zero2_offload", pytest.param("zero3_offload", marks=pytest.mark.full)])
+def test_two_processes_of_deepspeed_end_with_trls_weights(name, launched):
+    same_as_trl(launched(name), name)
+    left_out_on_both(launched(name), name)
 
 
 @pytest.mark.full
-def test_two_processes_of_zero_3_end_with_trls_weights(launched):
-    same_as_trl(launched("zero3_offload"), DEEPSPEED, "zero3_offload")
-    left_out_on_both(launched("zero3_offload"), "zero3_offload")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["zero2_offload", "zero3_offload"])
-def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_end(name, launched):
+def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_end(launched):
     for run in with_lora({"best": BEST}):
-        for rank in seen(launched(name), run, name):
+        for rank in seen(launched("zero3_offload"), run, "zero3_offload"):
             assert rank["best"] == 2
             assert rank["weights"] == rank["saved"]["2"] != rank["saved"]["3"]
 
@@ -205,7 +211,7 @@ def test_two_deepspeed_processes_load_the_weights_of_the_best_checkpoint_at_the_
 def test_two_fsdp2_processes_end_with_trls_weights_and_synchronise_as_often(tiny, tmp_path):
     runs = {"small_budget": {"max_tokens_per_micro_batch": 12, "use_cpu": False}}  # several parts in each training step
     launch("fsdp2", tiny("llama"), tmp_path, str(PROGRAM.with_name("fsdp_on_cpu.py")), trl=runs, ours=runs)
-    same_as_trl(tmp_path, runs, "fsdp2")
+    same_as_trl(tmp_path, "fsdp2")
     ours, trl = (seen(tmp_path, "small_budget", "fsdp2", kind)[0]["reduce_scatters"] for kind in ("ours", "trl"))
     assert ours == trl > 0
 
