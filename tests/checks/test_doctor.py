@@ -25,7 +25,12 @@ from grpo_math.system.gpus import Gpu
 from grpo_math.train import program
 
 ROOT = Path(__file__).parents[2]
-BASE = yaml.safe_load((ROOT / "launch/configs/demo_cpu.yaml").read_text()) | {"output_dir": "run"}
+BASE = yaml.safe_load((ROOT / "launch/configs/demo_cpu.yaml").read_text()) | {
+    "output_dir": "run",
+    "per_device_train_batch_size": 64,
+    "num_generations": 8,
+    "max_completion_length": 8,
+}
 CASES = yaml.safe_load((ROOT / "tests/cases/bad_configs.yaml").read_text())
 ONE_OF_EACH_CHECK = list(
     {
