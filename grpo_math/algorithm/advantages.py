@@ -277,6 +277,8 @@ def normalized_sum(rewards: Tensor, weights: Tensor) -> Tensor:
     >>> normalized_sum(torch.tensor([[[1.0, 5.0], [0.0, 5.0]], [[0.7, 0.7], [0.7, 0.7]]]), torch.ones(2))
     tensor([[ 1.2245, -1.2245],
             [ 0.0000,  0.0000]])
+    >>> normalized_sum(torch.tensor([[[4.0], [torch.nan], [2.0], [0.0]]]), torch.ones(1))  # one is not graded
+    tensor([[ 0.9999,  0.0000,  0.0000, -0.9999]])
     """
     exact = rewards.to("cpu", torch.float64)
     each = torch.stack([advantages(function) for function in exact.unbind(dim=2)], dim=2)

@@ -36,8 +36,8 @@ def sampler_ratio(differences: Tensor, mode: str, low: float | None, high: float
     ``mode`` is ``vllm_importance_sampling_mode``; ``low`` and ``high`` are its bounds.
 
     >>> differences = torch.tensor([[0.0, 2.0]])
-    >>> sampler_ratio(differences, "token_truncate", None, 3.0)
-    tensor([[1., 3.]])
+    >>> sampler_ratio(differences, "token_truncate", 1.5, 3.0)
+    tensor([[1.5000, 3.0000]])
     >>> sampler_ratio(differences, "sequence_mask", None, 3.0)
     tensor([[0.]])
     >>> sampler_ratio(differences, "token_mask", 1.0, 1.0)

@@ -10,9 +10,10 @@ token has the loss -1.
 >>> rows = {"completion_mask": mask, "advantages": torch.ones(2), "num_items_in_batch": torch.tensor(32)}
 >>> rows["prompt_weight"] = torch.full((2,), 1 / 32)  # one prompt with all 32 tokens
 >>> normalizers = Normalizers.for_optimizer_step(ranks=2, accumulation=2, steps_per_rollout=4)
->>> def loss(loss_type):
-...     settings = LossSettings(loss_type=loss_type, max_completion_length=8)
-...     return compute_loss(loss_inputs(rows, zeros, zeros, normalizers, settings), settings).loss.item()
+>>> def loss(loss_type, aux_loss=None, **others):
+...     settings = LossSettings(loss_type=loss_type, max_completion_length=8, **others)
+...     inputs = loss_inputs(rows, zeros, zeros + 0.5, normalizers, settings, aux_loss=aux_loss)
+...     return compute_loss(inputs, settings).loss.item()
 >>> loss("dapo")  # 4 tokens by the rank's share: 4 / (32 / 4)
 -0.5
 >>> loss("prompt_mean")  # 4 tokens of weight 1/32 by the share: 4 / 32 / (1 / 4)
@@ -21,6 +22,12 @@ token has the loss -1.
 -0.5
 >>> loss("dr_grpo")  # 4 tokens by 2 completions of at most 8, by the accumulation: 4 / (2 * 8) / 2
 -0.125
+>>> loss("grpo", trained_share=0.5)  # half of the completions are masked: 1 / 0.5 / 2
+-1.0
+>>> loss("dapo", entropy_coef=0.5)  # less 0.5 times the entropy of 0.5, by the accumulation
+-0.625
+>>> loss("dapo", aux_loss=torch.tensor(1.0), router_aux_loss_coef=0.5)  # and 0.5 * 1 / 2 more
+-0.25
 """
 
 from dataclasses import dataclass

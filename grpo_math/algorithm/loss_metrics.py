@@ -70,15 +70,18 @@ class LossMetrics:
 
         >>> from types import SimpleNamespace
         >>> ranks = Ranks(0, 1, "cpu", gather=lambda sums: sums)
-        >>> step, mask = LossMetrics(skipped=1, skipped_tokens=2), torch.ones(1, 2)
-        >>> logged = {
-        ...     "kl": Metric(mask * 0.5),
-        ...     "clipped": Metric(torch.tensor([[True, False]]), counts_skipped=True),
-        ...     "largest": Metric(torch.tensor([[0.5]]), Statistic.MAXIMUM),
-        ... }
-        >>> step.add(Loss(mask.sum(), mask.sum(), torch.tensor([3.0, 1.0]), logged), mask, completions=1)
-        >>> step.reduce(ranks, 1)
-        StepResult(metrics={'kl': 0.5, 'clipped': 0.25, 'largest': 0.5}, policy_loss=2.0, entropy=3.0)
+        >>> step, mask = LossMetrics(skipped=2, skipped_tokens=4), torch.ones(1, 2)
+        >>> for kl in (0.5, 1.5):
+        ...     logged = {
+        ...         "kl": Metric(mask * kl),
+        ...         "clipped": Metric(torch.tensor([[True, False]]), counts_skipped=True),
+        ...         "least": Metric(torch.tensor([[kl]]), Statistic.MINIMUM),
+        ...         "largest": Metric(torch.tensor([[kl]]), Statistic.MAXIMUM),
+        ...     }
+        ...     step.add(Loss(mask.sum(), mask.sum(), torch.tensor([3.0, 1.0]), logged), mask, completions=1)
+        >>> step.reduce(ranks, training_steps=2)  # doctest: +NORMALIZE_WHITESPACE
+        StepResult(metrics={'kl': 1.0, 'clipped': 0.25, 'least': 0.5, 'largest': 1.5},
+                   policy_loss=2.0, entropy=3.0)
         """
         values = [
             *(self.skipped, self.completions, self.skipped_tokens, self.tokens, self.policy_loss),

@@ -386,6 +386,9 @@ def vespo(inputs: LossInputs, ratio: Tensor, settings: LossSettings) -> Surrogat
     >>> settings = LossSettings(vespo_k_pos=1000.0)  # a weight that overflows is 0
     >>> vespo(LossInputs(logps.abs(), *others), logps.exp(), settings).metrics["vespo/phi_seq_mean"].values
     tensor([[0.]])
+    >>> settings = LossSettings(vespo_k_pos=1.0, vespo_lambda_pos=0.01)
+    >>> vespo(LossInputs(zeros + 1.5, *others), zeros, settings).metrics["vespo/phi_seq_mean"].values.round()
+    tensor([[17.]])
     """
     lowest, highest = math.log(1e-8), 20.0
     with torch.no_grad():

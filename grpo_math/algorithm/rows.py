@@ -89,7 +89,13 @@ def loss_mask(rows: Rows) -> Tensor:
 
 
 def gather_masked(rows: Rows, kept: Tensor, ranks: Ranks) -> Rows:
-    """Mask the rows that are not ``kept`` (B,), and count the tokens that are left. All ranks call this."""
+    """Mask the rows that are not ``kept`` (B,), and count the tokens that are left. All ranks call this.
+
+    >>> rows = {"completion_mask": torch.tensor([[1, 1], [1, 0]])}
+    >>> gather_masked(rows, torch.tensor([0, 1]), Ranks(0, 1, "cpu", gather=lambda count: count))
+    {'completion_mask': tensor([[0, 0],
+            [1, 0]]), 'num_items_in_batch': tensor(1)}
+    """
     mask = rows["completion_mask"]
     rows = {**rows, "completion_mask": mask * kept.to(mask.device)[:, None]}
     # TRL's dapo loss divides by the tokens of all ranks.

@@ -19,7 +19,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from grpo_math import algorithm, planner
+from grpo_math import algorithm, packing, planner, rewards
 from grpo_math.checks.compared import (
     BASE,
     KINDS,
@@ -61,7 +61,8 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{% if 
 RUNS: dict[str, dict[str, Any]] = {
     "dapo, evaluated": {"eval_strategy": "steps", "eval_steps": 2, "num_generations_eval": 2, "eval_dataset": ROWS},
     "grpo, accumulated": {**SMALL, "loss_type": "grpo", "scale_rewards": "batch", "gradient_checkpointing": True},
-    "bnpo, accumulated": {**SMALL, "loss_type": "bnpo", "max_grad_norm": 0.1},
+    # A rollout ends within an optimizer step.
+    "bnpo, accumulated": {**SMALL, "loss_type": "bnpo", "max_grad_norm": 0.1, "steps_per_generation": 6},
     "dr_grpo": {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_weights": [0.5]},
     "small rewards": {**SMALL, "reward_weights": [0.001]},
     "two rewards": {"rewards": [letters, some_lengths], "reward_weights": [1.0, -0.5]},
@@ -77,8 +78,11 @@ RUNS: dict[str, dict[str, Any]] = {
     | {"vllm_importance_sampling_mode": "token_truncate"},
     "kl, moving reference": {"beta": 0.5, "num_iterations": 2, "gradient_accumulation_steps": 2}
     | {"sync_ref_model": True, "ref_model_sync_steps": 2},
+    "kl, refreshed reference": {"beta": 0.5, "ours": {"reference_refresh_steps": 2}}
+    | {"trl": {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 1.0}},
     "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2},
-    "entropy, truncated masked": {"entropy_coef": 0.01, "mask_truncated_completions": True},
+    "entropy, truncated masked": {**SMALL, "entropy_coef": 0.01, "mask_truncated_completions": True}
+    | {"repetition_penalty": 1.2},
     "adaptive entropy": {**ADAPTIVE, "top_entropy_quantile": 0.5},
     "sequences, old rollouts": {"importance_sampling_level": "sequence", "loss_type": "luspo"}
     | {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "pad_to_multiple_of": 8},
@@ -149,7 +153,7 @@ def checks(folder: str, vllm: str | None) -> Iterator[Check]:
     for name, settings in RUNS.items():
         yield Check(f"training: {name}", "TRL's weights and log", 1e-4, partial(difference, tiny, settings))
     yield Check("resume from step 5 of 8", "weights without a stop", 1e-4, partial(resumed, tiny))
-    yield Check("doctests of the algorithm", "their numbers", 0, failed_doctests)
+    yield Check("doctests", "their numbers", 0, failed_doctests)
     yield Check("packed scores and gradient", "TRL's", 1e-4, partial(packed_difference, tiny))
     # On a GPU, products of fewer rows are rounded in another way. A near tie may then flip, and the rest of its row.
     limit = 0.05 if on_gpu else 0
@@ -170,7 +174,10 @@ def make_trainer(kind: str, model: str, folder: str, **settings: Any) -> Any:
     settings |= settings.pop(kind, {})
     sampler, lora, runs_out, *_ = (settings.pop(name, False) for name in ("sampler", "lora", "runs_out", *KINDS))
     if lora:
-        settings["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        # Random weights, because an adapter that begins at 0 changes no token.
+        settings["peft_config"] = LoraConfig(
+            r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+        )
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     tokenizer.chat_template = settings.pop("template", tokenizer.chat_template)
     settings = {"model": model, "tokenizer": tokenizer, "folder": folder, **settings}
@@ -202,7 +209,7 @@ def resumed(model: str) -> float:
     settings: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_iterations": 2}
     # Adam, the reference and the coefficient of the entropy have a state.
     settings |= {"optim": "adamw_torch", "learning_rate": 1e-3, **ADAPTIVE}
-    settings |= {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "rows": ROWS, "logging_steps": 1}
+    settings |= {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "rows": ROWS, "logging_steps": 2}
     whole = train(make_trainer("ours", model, f"{model}/whole", **settings))
     second = make_trainer("ours", model, f"{model}/second", **settings)
     second.train(resume_from_checkpoint=f"{model}/whole/checkpoint-5")
@@ -260,9 +267,12 @@ def greedy_difference(folder: str) -> float:
 
 
 def failed_doctests() -> float:
-    """Return the number of examples in algorithm/ that print something else; infinite if Python has dropped them."""
-    modules = pkgutil.iter_modules(algorithm.__path__, f"{algorithm.__name__}.")
-    results = [doctest.testmod(importlib.import_module(module.name)) for module in modules]
+    """Return the number of examples that print something else; infinite if Python has dropped them."""
+    packages = (algorithm, packing, rewards)
+    modules = [module for one in packages for module in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
+    results = [
+        doctest.testmod(importlib.import_module(module.name), optionflags=doctest.ELLIPSIS) for module in modules
+    ]
     return float(sum(result.failed for result in results)) if any(result.attempted for result in results) else math.inf
 
 

@@ -60,7 +60,11 @@ def r1_zero(prompts: Prompts, completions: Completions, **columns: Any) -> Rewar
 
 
 def gsm8k(prompts: Prompts, completions: Completions, **columns: Any) -> Rewards:
-    """Return 1 for the correct number after one closing ``####``; a correct answer without it gets 0."""
+    """Return 1 for the correct number after one closing ``####``; a correct answer without it gets 0.
+
+    >>> gsm8k([""] * 2, ["so\\n#### 7", "\\\\boxed{7}"], answer=["7"] * 2)
+    [1.0, 0.0]
+    """
     return _within_format("gsm8k", completions, columns)
 
 
@@ -121,6 +125,10 @@ def shaped(prompts: Prompts, completions: Completions, **columns: Any) -> Reward
     """Return 1 for the right answer, plus 0.05 for the format, plus ``0.025 * max(0, 1 - length / max_length)``.
 
     ``max_length`` is the trainer's ``max_completion_length``.
+
+    >>> row = {"answer": ["7"], "answer_format": ["gsm8k"], "completion_ids": [[0] * 40], MAX_LENGTH: 100}
+    >>> shaped([""], ["so\\n#### 7"], **row)  # 1 + 0.05 + 0.025 * 0.6
+    [1.065]
     """
     limit = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
     grades, in_format = completion_grades("shaped", completions, columns), in_requested_format(completions, columns)
@@ -206,6 +214,9 @@ def overlong(prompts: Prompts, completions: Completions, **columns: Any) -> Rewa
         -1                             n > max_length
 
     ``max_length`` is the trainer's ``max_completion_length``, and cache is a fifth of it.
+
+    >>> overlong([""] * 3, [""] * 3, completion_ids=[[0] * n for n in (80, 95, 101)], **{MAX_LENGTH: 100})
+    [0.0, -0.75, -1.0]
     """
     most = columns.get(MAX_LENGTH, DEFAULT_LIMIT)
     cache = max(1, most // 5)

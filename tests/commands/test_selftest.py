@@ -10,11 +10,13 @@ from trl import GRPOTrainer
 
 from grpo_math import cli
 from grpo_math.algorithm import loss_inputs, losses
+from grpo_math.algorithm.reference import Reference
 from grpo_math.checks import selftest
 from grpo_math.generation import decoding
+from grpo_math.generation.folded_adapter import FoldedLayer
 from grpo_math.packing import micro_batches
 from grpo_math.packing.micro_batches import UpdatePlanner
-from grpo_math.trainer import contract, rollout_in_progress, state
+from grpo_math.trainer import contract, rollout_in_progress, state, updates
 from grpo_math.trainer.rollout_queue import RolloutQueue
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -31,7 +33,7 @@ def test_all_is_as_trl_and_then_no_run_warns(capsys):
     assert not contract.passed().exists()
     assert cli.main(["selftest", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["ok"], answer["untested"], len(answer["checks"])) == (True, [], 28)
+    assert (answer["ok"], answer["untested"], len(answer["checks"])) == (True, [], 29)
     assert contract.passed().exists()
 
 
@@ -63,6 +65,7 @@ DEFECTS = {
     "sampler": ("of a sampler", (losses, "corrected_for_sampler"), lambda values, *_: values),
     "resume": ("resume", (MathGRPOTrainer, "_load_rng_state"), lambda *_: None),
     "lost rollout": ("resume", (state, "in_rollout"), lambda trainer: False),
+    "loss since the last line": ("resume", (state, "ATTRIBUTES"), tuple({*state.ATTRIBUTES} - {"_tr_loss"})),
     "order of the second epoch": ("resume", (RolloutQueue, "sampler"), property(lambda self: None, lambda *_: None)),
     "lost optimizer": ("resume", (MathGRPOTrainer, "_load_optimizer_and_scheduler"), lambda *_: None),
     "weight of a reward": (
@@ -70,6 +73,18 @@ DEFECTS = {
         (rollout_in_progress, "weighted"),
         lambda rewards, weights, weighted=rollout_in_progress.weighted: weighted(rewards, weights / weights),
     ),
+    "entropy of a micro-batch": (
+        "entropy, tr",
+        (losses, "entropy_sums"),
+        lambda inputs, sums=losses.entropy_sums: sums(inputs) * torch.tensor([inputs.accumulation, 1]),
+    ),
+    "rows of another rollout": (
+        "bnpo",
+        (updates, "planned_together"),
+        lambda step, rollout, n: range(step % rollout // n * n, step % rollout // n * n + n),
+    ),
+    "refresh of the reference": ("refreshed", (Reference, "refresh"), lambda self: None),
+    "folded adapter": ("LoRA", (FoldedLayer, "__call__"), lambda self, inputs: self.base(inputs)),
     "shared prefix": (
         "greedy",
         (decoding, "fill_shared_prefix"),
