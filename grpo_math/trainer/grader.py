@@ -54,17 +54,12 @@ class Graded:
 
 @dataclass(eq=False)
 class Grader:
-    """Grades the completions of a trainer, and calls its reward functions.
-
-    ``graded``: the completions whose rewards TRL has requested last. It stays None if a subclass computes rewards
-    itself.
-    """
+    """Grades the completions of a trainer, and calls its reward functions."""
 
     trainer: "TrlTrainer"
     ranks: Ranks
     timeout: float
     tokenizer: Any
-    graded: Graded | None = None
 
     @property
     def stops(self) -> StopConditions:
@@ -76,8 +71,10 @@ class Grader:
         trains = self.trainer.model.training
         return self.trainer.num_generations if trains else self.trainer.num_generations_eval
 
-    def gather_rewards(self, trl_calculate_rewards: Callable[..., Tensor], inputs: Any, *arguments: Any) -> Tensor:
-        """Return the rewards (B, F) of all ranks. All ranks call this.
+    def gather_rewards(
+        self, trl_calculate_rewards: Callable[..., Tensor], inputs: Any, *arguments: Any
+    ) -> tuple[Tensor, Graded]:
+        """Return the rewards (B, F) of all ranks, and this rank's graded completions. All ranks call this.
 
         ``trl_calculate_rewards``: TRL's `_calculate_rewards`.
         """
@@ -101,9 +98,7 @@ class Grader:
         error = errors[0] if errors else None
         if message := agree_on_first(str(error) if error else None):
             raise self._agree_on_failure(RewardError(message), error and (error.__cause__ or error))
-        # Not earlier: a reward function may call `evaluate`, which grades, too.
-        self.graded = Graded(completions, ids, grades)
-        return rewards
+        return rewards, Graded(completions, ids, grades)
 
     def _agree_on_failure(self, failure: RewardError, original: BaseException | None) -> UserError:
         """Return the error of a reward function on all ranks: in a script, also of the type that it has raised."""
@@ -136,13 +131,11 @@ class Grader:
         rows = gather_object(local_rows)
         return grouped((row // self.group_size for row in range(len(rows))), rows)[self.ranks.local(len(local_rows))]
 
-    def gather_explained(self, rollout: Rollout, inputs: list[dict[str, Any]]) -> Rollout:
+    def gather_explained(self, rollout: Rollout, graded: Graded, inputs: list[dict[str, Any]]) -> Rollout:
         """Return a rollout with verdicts, the columns that explain a row, and the metrics of verdicts and truncation.
         All ranks call this.
         """
-        if self.graded is None:
-            return rollout
-        trainer, rows, ids, grades = self.trainer, rollout.tensors, self.graded.ids, self.graded.grades
+        trainer, rows, ids, grades = self.trainer, rollout.tensors, graded.ids, graded.grades
         sums = weighted(rollout.rewards[self.ranks.local(len(inputs))], trainer.reward_weights.cpu())
         # 1 for a token of the model, 0 for a tool's.
         masks = [[1] * len(tokens) for tokens in ids]
@@ -152,11 +145,11 @@ class Grader:
         truncated = [stops.is_truncated(tokens, mask) for tokens, mask in zip(ids, masks, strict=True)]
         local_columns = completion_columns(inputs, rows["group"].tolist(), grades, sums, ids, truncated)
         # The rows of most scripts name no format: then there is no format to check.
-        graded = [
+        verdicts_and_formats = [
             (grade.verdict, grade.in_format if row_format(row) else None)
             for grade, row in (zip(grades, inputs, strict=True) if grades else ())
         ]
-        ranks = gather_object([(local_columns, graded)])
+        ranks = gather_object([(local_columns, verdicts_and_formats)])
         columns = dict(rollout.columns)
         for name in local_columns:
             # A script's column or reward function of the same name is kept.

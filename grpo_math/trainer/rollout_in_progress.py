@@ -27,7 +27,7 @@ from grpo_math.run import metrics
 from grpo_math.settings.fields import defaults
 from grpo_math.system.collectives import Ranks, agree_on_all
 from grpo_math.system.replaced import replaced
-from grpo_math.trainer.grader import Grader
+from grpo_math.trainer.grader import Graded, Grader
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.meter import StepMeter, reward_metrics
 
@@ -49,10 +49,14 @@ def empty_table() -> dict[str, Any]:
 
 @dataclass
 class RolloutInProgress:
-    """A rollout while TRL makes it. TRL writes into ``table`` and ``log``, which are those of all ranks."""
+    """A rollout while TRL makes it. TRL writes into ``table`` and ``log``, which are those of all ranks.
+
+    ``graded``: this rank's completions; None if a subclass computes rewards itself.
+    """
 
     table: dict[str, Any] = field(default_factory=empty_table)
     log: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    graded: Graded | None = None
 
     def parts(self) -> list[dict[str, Any]]:
         """Return the parts of the table, and the log: each has lists by name."""
@@ -111,8 +115,8 @@ class RolloutInProgress:
 class RolloutMaker:
     """Makes a trainer's rollouts: sampled, graded, resampled, with advantages. Reads its attributes when TRL does.
 
-    ``table``: TRL's table while the trainer has the draft's. ``patched``: a script has patched TRL's method, and has
-    changed its advantages.
+    ``draft``: the rollout that TRL makes. ``table``: TRL's table while the trainer has the draft's. ``patched``: a
+    script has patched TRL's method, and has changed its advantages.
     """
 
     trainer: "TrlTrainer"
@@ -121,6 +125,7 @@ class RolloutMaker:
     meter: StepMeter
     queue: "RolloutQueue"
     grader: Grader
+    draft: RolloutInProgress = field(default_factory=RolloutInProgress)
     table: dict[str, Any] | None = None
     patched: bool = False
 
@@ -165,8 +170,8 @@ class RolloutMaker:
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
         mode = "train" if trainer.model.training else "eval"
         outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
-        self.grader.graded = None
-        with replaced(self, table=trainer._logs), replaced(trainer, **outputs, **self._settings_for_trl()):
+        # A reward function may call `evaluate`, whose rollout has a draft of its own.
+        with replaced(self, draft=draft, table=trainer._logs), replaced(trainer, **outputs, **self._settings_for_trl()):
             rows = trl_generate_and_score(inputs)
         draft.drop(earlier, trainers)
         if "importance_sampling_ratio" in rows and geometric:
@@ -190,7 +195,7 @@ class RolloutMaker:
         trl_advantages = torch.tensor(draft.table["advantages"], dtype=torch.float32)
         added = {name: values for name, values in draft.log.items() if values}
         rollout = Rollout(tensors, rewards, trl_advantages, None, draft.columns(), added)
-        return self.grader.gather_explained(rollout, inputs)
+        return rollout if draft.graded is None else self.grader.gather_explained(rollout, draft.graded, inputs)
 
     def _settings_for_trl(self) -> dict[str, Any]:
         """Return the settings that TRL's method gets in place of the trainer's, whose work is done here."""

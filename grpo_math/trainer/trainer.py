@@ -279,9 +279,10 @@ class MathGRPOTrainer(GRPOTrainer):
             return super()._generate_single_turn(*args, **kwargs)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        arguments = (inputs, prompts, completions, completion_ids_list)
-        with self.grpo_math.meter.phase(metrics.SECONDS_GRADE):
-            return self.grpo_math.grader.gather_rewards(super()._calculate_rewards, *arguments)
+        arguments, parts = (inputs, prompts, completions, completion_ids_list), self.grpo_math
+        with parts.meter.phase(metrics.SECONDS_GRADE):
+            rewards, parts.rollouts.draft.graded = parts.grader.gather_rewards(super()._calculate_rewards, *arguments)
+        return rewards
 
     def _log_metric(self, name: str, value: float) -> None:
         super()._log_metric(metrics.reserved(name), value)

@@ -140,7 +140,7 @@ class Contestant(TrainerCallback):
         adapter = LoraConfig(r=lora_r or 1, lora_alpha=2 * lora_r, target_modules="all-linear", task_type="CAUSAL_LM")
         cpu = not torch.cuda.is_available()  # a GPU would else compute float32 weights in bfloat16, as TRL's default
         # A hook of a script would switch packing off.
-        altered.LIBRARIES = (*altered.LIBRARIES, __name__)
+        altered.LIBRARIES = (*altered.LIBRARIES, __name__.partition(".")[0])
         model.register_forward_pre_hook(self._count, with_kwargs=True)
         self.trainer = kind(
             model=model,

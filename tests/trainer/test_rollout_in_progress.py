@@ -282,7 +282,7 @@ def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_l
 
 def test_a_rank_without_the_error_raises_its_type_too(monkeypatch):
     trainer = SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=False))
-    grader = Grader(trainer, None, 1.0, None, None)
+    grader = Grader(trainer, None, 1.0, None)
     for name, kind in ((f"{__name__}:Budget", Budget), ("builtins:TimeoutError", TimeoutError), ("a:b.c", RewardError)):
         monkeypatch.setattr(module, "agree_on_first", lambda _, name=name: name)
         error = grader._agree_on_failure(RewardError("one line"), None)
@@ -391,7 +391,7 @@ def test_a_group_that_two_ranks_share_is_whole_on_both(monkeypatch):
     trainer = SimpleNamespace(num_generations=4, model=SimpleNamespace(training=True))
     monkeypatch.setattr(module, "gather_object", lambda own: [*ranks[0], *ranks[1]])
     for rank, own in enumerate(ranks):
-        grader = Grader(trainer, Ranks(rank, 2, "cpu", gather=None), 1.0, None, None)
+        grader = Grader(trainer, Ranks(rank, 2, "cpu", gather=None), 1.0, None)
         groups = grader._gather_groups([Grade(Verdict.WRONG, "")] * 2, [[0] * n for n, _ in own])
         assert groups == [[*ranks[0], *ranks[1]]] * 2
 
