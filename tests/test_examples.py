@@ -121,7 +121,16 @@ def test_supervised_fine_tuning_leaves_an_adapter_that_a_recipe_trains_further(d
     options += ["--run", str(tmp_path)] * (data == "of a run")
     run([sys.executable, "examples/sft_warm_start.py", *options], CUDA_VISIBLE_DEVICES="")
     words = ["train", "demo_cpu", "--adapter", str(tmp_path / "sft"), "--output_dir", str(tmp_path / "grpo")]
-    words += ["--model_name_or_path", tiny(), "--max_steps", "1", "--per_device_train_batch_size", "8", "--eval_n", "2"]
+    words += [
+        "--model_name_or_path",
+        tiny(),
+        "--max_steps",
+        "1",
+        "--per_device_train_batch_size",
+        "16",
+        "--eval_n",
+        "2",
+    ]
     run([sys.executable, "-m", "grpo_math.cli", *words, "--heldout_every", "0"], CUDA_VISIBLE_DEVICES="")
     assert (tmp_path / "grpo/adapter/adapter_model.safetensors").exists()
 
