@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from grpo_math.errors import UserError
 from grpo_math.generation.embedded import cache_dir
-from grpo_math.run.metrics import METRICS
+from grpo_math.run.metrics import METRICS, TRL_WEIGHTS
 from grpo_math.system.machine import versions
 from grpo_math.system.source import DeclaredField, declared_fields, source_file, source_text, syntax_tree
 
@@ -35,9 +35,14 @@ COPIED = {
 }
 # These are compared, too, though nothing fails without the names.
 ALSO_READ = {
-    *("trl.trainer.utils.nanstd", "trl.trainer.utils.nanmin", "trl.trainer.utils.nanmax"),
+    *("trl.trainer.utils.nanstd", "trl.trainer.utils.nanmin", "trl.trainer.utils.nanmax", "trl.trainer.utils.pad"),
+    *("trl.trainer.utils.shuffle_sequence_dict", "trl.trainer.utils.split_tensor_dict"),
+    *("trl.trainer.utils.use_adapter", "trl.trainer.callbacks.SyncRefModelCallback"),
+    *("trl.generation.vllm_generation.extract_logprobs", "trl.generation.vllm_client.parse_logprobs"),
     *("trl.trainer.base_config._BaseConfig", "transformers.training_args.TrainingArguments"),
 }
+# Parts of the names that TRL logs and that are not in `METRICS`.
+ALSO_LOGGED = {*TRL_WEIGHTS, "rewards/"}
 # The fields of these classes, and of their bases, are settings.
 SETTINGS = ("GRPOConfig", "TrainingArguments")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -226,7 +231,7 @@ def read(package: str, needed: list[str], known: Collection[str] = ()) -> Table:
         if name in defined_names(source_text(module)) or source_text(path):
             present |= {path} & names
         for source, node in definitions(module, name):
-            logged |= METRICS.keys() & defined_names(source)
+            logged |= (METRICS.keys() | ALSO_LOGGED) & defined_names(source)
             body = node.body if isinstance(node, ast.ClassDef) else [node]
             for function in [one for one in body if isinstance(one, FUNCTION)]:
                 method = name if function is node else f"{name}.{function.name}"

@@ -93,6 +93,7 @@ CHANGES = {
         "GRPOConfig.__post_init__ is changed",
     ),
     "metric": (GRPO, '"frac_reward_zero_std"', '"zero_std"', "the metric frac_reward_zero_std is gone"),
+    "metric of a reward": (GRPO, 'f"rewards/{', 'f"reward/{', "the metric rewards/ is gone"),
     "new field": (CONFIG, "    beta: float", "    x: int = 0\n    beta: float", "GRPOConfig.x is new"),
     "default": (CONFIG, "default=0.6", "default=0.7", "GRPOConfig.ref_model_mixup_alpha is 0.7 by default"),
     "default of the base": (
@@ -103,7 +104,7 @@ CHANGES = {
     ),
     "lost field": (CONFIG, "    beta: float", "    b: float", "GRPOConfig.beta is gone"),
 }
-OF_NO_FUNCTION = ("metric", "default", "default of the base", "lost field")
+OF_NO_FUNCTION = ("metric", "metric of a reward", "default", "default of the base", "lost field")
 GONE = {
     "class": (UTILS, "class RepeatSampler(", "class Repeat(", "trl.trainer.utils.RepeatSampler is gone"),
     "import": (UTILS, "add_fused_lm_head", "fuse", "trl.trainer.utils.add_fused_lm_head is gone"),
