@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 # The version is defined only here. pyproject.toml reads it, and CHANGELOG.md begins with the same version.
-__version__ = "0.5.0.dev0"
+__version__ = "0.5.0"
 
 _HOME = {
     "MathGRPOConfig": "trainer",
