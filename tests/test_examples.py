@@ -177,8 +177,8 @@ def test_the_notebook_of_a_free_gpu_runs_from_the_first_cell_to_the_last(tmp_pat
     options = (
         f"--model_name_or_path embedded --chat_template_kwargs {{}} --use_cpu true --dataset {problems} --eval_n 0"
     )
-    options += " --heldout_every 0 --keep_best false --save_strategy no --max_steps 2 --max_completion_length 8"
-    options += " --num_generations 2 --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --lora_r 2"
+    options += " --heldout_every 0 --max_steps 2 --max_completion_length 8 --num_generations 2 --save_strategy no"
+    options += " --per_device_train_batch_size 2 --gradient_accumulation_steps 1 --lora_r 2"
     set_here = {'OPTIONS = ""': f"OPTIONS = {options!r}", 'REPO_ID = ""': 'REPO_ID = "ada/sums"'}
     server = HubServer()
     token = next(token for token, role in TOKENS.items() if role == "write")
