@@ -1,4 +1,4 @@
-r"""Parts of patterns for choices, numbers and money, without groups. Each module puts them into patterns of its own.
+r"""Parts of patterns for choices, numbers and money, without groups, from which other modules make patterns.
 
 >>> import re
 >>> [re.fullmatch(part, text) is not None for part, text in ((CHOICE, "J"), (GROUPED, "1,200"), (DECIMAL, "1.5"))]

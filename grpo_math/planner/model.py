@@ -123,7 +123,7 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
     if key in stored("measured.json"):
         return stored("measured.json")[key]
 
-    def measured() -> Json:
+    def measurement() -> Json:
         if not measures:
             raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
         answer = _request(source, config, how)
@@ -133,7 +133,7 @@ def measured(source: str, config: Json, how: Json | None, measures: bool = True)
             raise NotPlanned("model_name_or_path", source, reason, "train it without a plan")
         return answer
 
-    return dict(remembered(path, measured))
+    return dict(remembered(path, measurement))
 
 
 def measurement_key(config: Json, how: Json | None) -> str:

@@ -18,19 +18,8 @@ from grpo_math.system.reading import from_cell
 OTHER = {
     *ABOUT,
     *("solution", "reasoning", "response", "responses", "output", "completion", "generation", "generations", "cot"),
-    *(
-        "messages",
-        "code",
-        "equation",
-        "formula",
-        "tags",
-        "topics",
-        "categories",
-        "keywords",
-        "skills",
-        "steps",
-        "hints",
-    ),
+    *("messages", "code", "equation", "formula", "tags", "topics", "categories", "keywords", "skills", "steps"),
+    "hints",
 }
 LISTS = ("options", "choices", "endings", "answer_choices", "answer_options", "answer_option_list", "option_list")
 WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong)_(?:answer|option|choice))s?_?\d?")

@@ -34,9 +34,8 @@ class RunDir:
     after: Evaluation | None = None
     completions: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    sets: list[BaseAndTrained] = field(
-        default_factory=list
-    )  # a pair for each data set; `before` and `after` come first
+    # One for each data set; `before` and `after` come first.
+    sets: list[BaseAndTrained] = field(default_factory=list)
     going: bool = False  # a process of this machine trains there
     switched_off: dict[str, list[str]] = field(default_factory=dict)  # speed-ups, and the reasons
     finished: int | None = None  # the last step of a run that has finished

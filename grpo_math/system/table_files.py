@@ -187,13 +187,6 @@ def _is_value(line: bytes) -> bool:
     return False
 
 
-def _parquet_rows(file: Any) -> Iterator[dict[str, Any]]:
-    from pyarrow import dataset
-
-    for batch in dataset.ParquetFileFormat().make_fragment(file).to_batches(batch_size=PARQUET_ROWS):
-        yield from batch.to_pylist()
-
-
 def _items(path: str | Path, lines: list[tuple[int, bytes]], split: str) -> Iterable[tuple[int, Any]]:
     """Return the rows of a JSON text: a list, an object that may hold the rows, or else its lines."""
     text = b"\n".join(line for _, line in lines)

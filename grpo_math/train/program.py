@@ -333,8 +333,8 @@ class TrainingRun:
             return
         _say(f"{1 if name == 'before' else 3} of 3: evaluating {name} training")
         self.last_evaluation = evaluation = self.score(whole)
-        of_after = str(self.target) if self.settings.model.use_peft else None
-        adapter = self.resolved["adapter"] if name == "before" else of_after
+        trained = str(self.target) if self.settings.model.use_peft else None
+        adapter = self.resolved["adapter"] if name == "before" else trained
         if self.is_main:
             write(replace(evaluation, settings={**evaluation.settings, "adapter": adapter}), file)
 

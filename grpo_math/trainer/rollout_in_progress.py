@@ -170,7 +170,7 @@ class RolloutMaker:
         geometric = trainer.vllm_importance_sampling_mode == correction.GEOMETRIC
         mode = "train" if trainer.model.training else "eval"
         outputs = {"_logs": draft.table, "_metrics": {**trainer._metrics, mode: draft.log}}
-        # A reward function may call `evaluate`, whose rollout has a draft of its own.
+        # A reward function may call `evaluate`, whose rollout has another draft.
         with replaced(self, draft=draft, table=trainer._logs), replaced(trainer, **outputs, **self._settings_for_trl()):
             rows = trl_generate_and_score(inputs)
         draft.drop(earlier, trainers)

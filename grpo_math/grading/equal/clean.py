@@ -15,6 +15,7 @@ from typing import Any
 
 from grpo_math.grading.equal.notation import ALIASES, FUNCTIONS
 from grpo_math.grading.equal.text import DOLLAR, MAX_CHARACTERS, strip_wrappers
+from grpo_math.grading.lexicon import CHOICE
 from grpo_math.grading.vocabulary import FOREIGN, either, in_english
 
 CACHED_CHARACTERS = 300  # gold answers and ordinary answers recur; a cache of hostile answers would only fill memory
@@ -147,7 +148,7 @@ FORMS: list[tuple[str, re.Pattern[str], Any]] = [
             r"_\s*(?:\{\s*)?\\(?:text\s*\{\s*([A-Za-z0-9 ,.]{1,20}?)\s*\}|(max|min|lim|sup|inf)(?![A-Za-z]))(?:\s*\})?",
             r"_{\1\2}",
         ),
-        (r"\text", r"(?<![\d} ])\\text\s*\{\s*([A-J]|-?[\d.,]+)\s*\}(?![\d.])", r"\1"),
+        (r"\text", rf"(?<![\d}} ])\\text\s*\{{\s*({CHOICE}|-?[\d.,]+)\s*\}}(?![\d.])", r"\1"),
         (r"\text", r"\A\\text\s*\{([^{}]*[\d一-鿿][^{}]*)\}\Z", r"\1"),
         ("\\", JOINS.pattern, r" \1 "),
         ("(", r"(?<=\d) ?\([A-Za-z][A-Za-z ]{1,30}\)(?= ?[-+*/=])", ""),  # $30 (fee) + $42 (parts)
@@ -177,7 +178,7 @@ FORMS: list[tuple[str, re.Pattern[str], Any]] = [
             r"(?:(?<=\d) \((?=[\d.]+(?:%| per))|(?<=%) \((?=[\d.]+\)))([\d.]+(?:%| ?per ?cent)?)\)\Z",
             r" or \1",
         ),  # 0.1 (10%)
-        (r"\text", rf"\A\\text ?\{{ ?(?=\(?[A-J][).:] )({_INSIDE})\}}\Z", r"\1"),  # the text of an option
+        (r"\text", rf"\A\\text ?\{{ ?(?=\(?{CHOICE}[).:] )({_INSIDE})\}}\Z", r"\1"),  # the text of an option
         (r"\text", r"\A\\text ?\{ ?[\"'“”„«»`]+([^{}]*?)[\"'“”„«»`]+ ?\}\Z", r"\1"),
         ("\\", r"\\(?:begin|end) ?\{(?:aligned|align\*?|split|gathered|equation\*?)\}", ""),
         ("\\\\", r" ?\\\\ ?&? ?(?==)", " "),  # a chain of several lines
@@ -196,7 +197,7 @@ FORMS: list[tuple[str, re.Pattern[str], Any]] = [
             "",
         ),
         (r"\equiv", r"(\\equiv.*)\\mod(?![a-z])", r"\1\\pmod"),
-        ("项", r"\A(\(?[A-J]+\)?)\s*选?项\Z", r"\1"),
+        ("项", rf"\A(\(?{CHOICE}+\)?)\s*选?项\Z", r"\1"),
         ("共", r"\A一?共有?\s*(?=\d)", ""),
         ("", r"(?<![A-Za-z\\])(?i:mph)\b", "mile per hour"),
         ("", r"(?<![A-Za-z\\])(?i:km?ph|kmh)\b", "km per hour"),
