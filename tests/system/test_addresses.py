@@ -37,7 +37,7 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
     # The launcher reaches a server that it has started itself at the address of the host.
     if needs_key:
         with pytest.raises(ConfigError, match=r"host=.* lets other machines use the server"):
-            vllm_server.command("m", host=host)
+            vllm_server.ServerSettings(model="m", host=host).command()
         monkeypatch.setenv("VLLM_API_KEY", "abc")
     layout = Layout("server", 0, 1, 1, "")
     monkeypatch.setattr("grpo_math.train.serve.executable", lambda supported: "vllm")
