@@ -9,6 +9,7 @@ import importlib
 import math
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -196,6 +197,8 @@ def difference(model: str, settings: dict[str, Any]) -> float:
         trl = train(make_trainer("trl", model, f"{model}/trl", **STEPS, **settings), replayed)
     except Exception as error:
         raise CannotTrain(f"stock TRL cannot train here: {type(error).__name__}: {first_line(error)}") from error
+    # Our trainer runs no more of TRL: the profile of the command ends here, because it takes time.
+    sys.setprofile(None)
     ours = train(make_trainer("ours", model, f"{model}/run", **STEPS, **settings), replayed)
     # Without a KL term, an update skips completions without advantage.
     whole = "beta" in settings and "gradient_accumulation_steps" not in settings
