@@ -89,7 +89,7 @@ def _few_to_evaluate(setup: Setup) -> Iterator[Finding]:
             tells = f"50% on {n} problem{'s' * (n != 1)} has the 95% interval {lo:.0%} to {hi:.0%}"
             remedy = f"evaluate {ENOUGH} problems or more: a larger file, or another eval_dataset"
             yield Finding("info" if s.eval_n == n else "warning", f"the evaluation tells little: {tells}", remedy)
-    if during and (s.keep_best or s.load_best_model_at_end or s.save_strategy == "best"):
+    if during and (s.keeps_best or s.load_best_model_at_end or s.save_strategy == "best"):
         metric = str(s.metric_for_best_model)
         chooses = next((one for one in during if metric.startswith(f"eval_{folder_name(one.data)}_")), during[0])
         if len(chooses.rows) < HELDOUT_N:

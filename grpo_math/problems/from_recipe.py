@@ -79,12 +79,12 @@ def evaluation_settings(s: RunSettings) -> dict[str, Any]:
     if s.heldout_every:
         derived |= {"eval_strategy": "steps", "eval_steps": s.heldout_every}
     # transformers' default is the loss, which held-out sets do not have.
-    has_best = s.keep_best or s.load_best_model_at_end or s.save_strategy == "best"
+    has_best = s.keeps_best or s.load_best_model_at_end or s.save_strategy == "best"
     if s.metric_for_best_model is None and (has_best or s.lr_scheduler_type == "reduce_lr_on_plateau"):
         # The accuracy of the first set that is evaluated during training.
         data = s.heldout[0].get("data") if s.heldout else s.eval_dataset or s.dataset
         derived["metric_for_best_model"] = f"eval_{folder_name(str(data))}_accuracy"
-    if s.keep_best and s.save_total_limit == 1:
+    if s.keeps_best and s.save_total_limit == 1:
         # With a limit of 1, transformers deletes all checkpoints but the best at the end of its loop, before the run
         # has ended.
         derived["save_total_limit"] = 2

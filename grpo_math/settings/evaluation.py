@@ -37,8 +37,8 @@ class Evaluation:
 PROGRAM_RULES = [
     Rule(
         "error",
-        "load_best_model_at_end keep_best",
-        lambda s: (s.load_best_model_at_end or s.keep_best) and not s.evaluates,
+        "load_best_model_at_end",
+        lambda s: s.load_best_model_at_end and not s.evaluates,
         "needs evaluations during training",
         "set heldout_every",
     ),
@@ -50,10 +50,10 @@ PROGRAM_RULES = [
         "set heldout_every",
     ),
     Rule(
-        "error",
+        "no_effect",
         "keep_best",
-        lambda s: s.keep_best and s.save_strategy == "no",
-        "has no checkpoints (save_strategy='no')",
+        lambda s: s.save_strategy == "no",
+        "there are no checkpoints (save_strategy='no')",
         "set save_strategy: best, or steps",
     ),
     Rule(
@@ -78,7 +78,7 @@ PROGRAM_RULES = [
     ),
     Rule(
         "no_effect",
-        "heldout metric_for_best_model",
+        "heldout keep_best metric_for_best_model",
         lambda s: not s.evaluates,
         "nothing is evaluated during training",
         "set heldout_every",

@@ -66,6 +66,11 @@ class RunSettings(ProgramFields, TrainerFields, ModelConfig):
         return bool(self.heldout_every or self.eval_on_start or self.eval_strategy != "no")
 
     @property
+    def keeps_best(self) -> bool:
+        """Return True if a run keeps its best checkpoint: it evaluates and saves during training."""
+        return self.keep_best and self.evaluates and self.save_strategy != "no"
+
+    @property
     def evaluates_default_set(self) -> bool:
         """Return True if a run evaluates problems of ``eval_dataset`` during training, because ``heldout`` is empty."""
         return self.evaluates and not self.heldout

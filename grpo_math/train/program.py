@@ -318,7 +318,7 @@ class TrainingRun:
             resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
         trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
-        trainer.grpo_math.keep_best = self.run.keep_best
+        trainer.grpo_math.keep_best = self.run.keeps_best
         # This callback is the last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 
@@ -365,7 +365,7 @@ class TrainingRun:
     def compare_best(self) -> None:
         """Compare the best checkpoint with the last weights. The trainer has the best weights afterwards."""
         state, plan = self.trainer.state, self.setup.problems.evaluation
-        best = state.best_global_step if self.run.keep_best else None
+        best = state.best_global_step if self.run.keeps_best else None
         # With load_best_model_at_end, transformers has put the best weights in place of the last ones.
         if best is None or best == state.global_step or self.config.load_best_model_at_end:
             return

@@ -39,7 +39,7 @@ ONE = HeldOutSet("generated", "test", [{"problem": "1 + 1?"}])
 def started(folder, evaluation=None, **config):
     """A run whose model is not loaded."""
     settings = {"deepspeed_plugin": None, "fsdp": "", "world_size": 2, "push_to_hub": False, "hub_token": None} | config
-    others = {"run": SimpleNamespace(keep_best=True), "model": SimpleNamespace(use_peft=True)}
+    others = {"run": SimpleNamespace(keeps_best=True), "model": SimpleNamespace(use_peft=True)}
     run = TrainingRun(
         SimpleNamespace(config=SimpleNamespace(**settings), recipe=read(["--eval_n=0"]), **others), folder
     )
