@@ -32,7 +32,7 @@ from grpo_math.algorithm.rows import (
     widths,
 )
 from grpo_math.errors import OutOfMemory
-from grpo_math.packing.pack import Layout, layout
+from grpo_math.packing.pack import Layout, PaddedRows, layout
 from grpo_math.packing.row_plan import distribute, packed_tokens, plan_micro_batches
 from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import Ranks
@@ -212,10 +212,12 @@ def accumulate(
 
 def row_layout(rows: Rows) -> Layout:
     return layout(
-        torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
-        torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
-        rows["completion_ids"].size(1),
-        rows.get("group"),
+        PaddedRows(
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+            rows["completion_ids"].size(1),
+            rows.get("group"),
+        )
     )
 
 

@@ -45,6 +45,29 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PaddedRows:
+    """Rows (B, S) as TRL pads them: prompts on the left, completions on the right in the last columns.
+
+    ``group`` (B,): the number of each row's group, or None.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    completion_length: int
+    group: Tensor | None = None
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, int]:
+        """The arguments of TRL's ``_get_per_token_logps_and_entropies`` that are these rows."""
+        return self.ids, self.mask, self.completion_length
+
+    def take(self, index: Tensor) -> "PaddedRows":
+        """Return some of the rows."""
+        group = None if self.group is None else self.group[index]
+        return PaddedRows(self.ids[index], self.mask[index], self.completion_length, group)
+
+
+@dataclass(frozen=True)
 class GroupLayout:
     """The position of a group in the packed row: ``start``, then ``prompt`` tokens, then segments of ``lengths``."""
 
@@ -74,24 +97,26 @@ class PackedRow:
     shape: tuple[int, int]  # (B, T)
 
 
-def layout(input_ids: Tensor, attention_mask: Tensor, completion_length: int, group: Tensor | None = None) -> Layout:
-    """Return the layout of rows (B, S), whose last ``completion_length`` columns are completions.
+def layout(padded: PaddedRows) -> Layout:
+    """Return the layout of rows.
 
-    Rows of a ``group`` (B,) share a prompt if their prompts are equal, because an environment may give the completions
-    of a group different prompts. Without ``group`` the key is the prompt itself.
+    Rows of a group share a prompt if their prompts are equal, because an environment may give the completions of a
+    group different prompts. Without groups the key is the prompt itself.
 
     >>> ids, mask = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 9]]), torch.tensor([[0, 1, 1, 1, 0]] * 2)
-    >>> layout(ids, mask, 2)
+    >>> layout(PaddedRows(ids, mask, 2))
     Layout(prompts=[(5, 6), (5, 6)], prompt_tokens=[2, 2], completion_tokens=[1, 1], has_holes=False)
-    >>> [layout(ids, mask, 2, torch.tensor(group)).prompts for group in ([3, 3], [3, 4])]
+    >>> [layout(PaddedRows(ids, mask, 2, torch.tensor(group))).prompts for group in ([3, 3], [3, 4])]
     [[(3, 0), (3, 0)], [(3, 0), (4, 0)]]
-    >>> [layout(ids[:1], torch.tensor([mask]), 2).has_holes for mask in ([0, 1, 1, 0, 1], [1, 0, 1, 1, 1])]
+    >>> masks = [torch.tensor([mask]) for mask in ([0, 1, 1, 0, 1], [1, 0, 1, 1, 1])]
+    >>> [layout(PaddedRows(ids[:1], mask, 2)).has_holes for mask in masks]
     [True, True]
     """
-    split, attended = input_ids.size(1) - completion_length, attention_mask != 0
-    prompt_ids, prompt_mask = input_ids[:, :split], attended[:, :split]
+    group, width, attended = padded.group, padded.ids.size(1), padded.mask != 0
+    split = width - padded.completion_length
+    prompt_ids, prompt_mask = padded.ids[:, :split], attended[:, :split]
     counts = prompt, completion = [part.sum(dim=1, keepdim=True) for part in (prompt_mask, attended[:, split:])]
-    place = torch.arange(input_ids.size(1), device=input_ids.device)
+    place = torch.arange(width, device=padded.ids.device)
     is_whole = (attended == ((place >= split - prompt) & (place < split + completion))).all(dim=1, keepdim=True)
     if group is None:
         columns = [prompt_ids]
@@ -111,14 +136,8 @@ def layout(input_ids: Tensor, attention_mask: Tensor, completion_length: int, gr
     return Layout(keys, [row[0] for row in rows], [row[1] for row in rows], has_holes)
 
 
-def pack(
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    completion_length: int,
-    group: Tensor | None = None,
-    every_token: bool = False,
-) -> PackedRow | None:
-    """Pack rows (B, S) of left-padded prompt and right-padded completion, the last ``completion_length`` columns.
+def pack(padded: PaddedRows, every_token: bool = False) -> PackedRow | None:
+    """Pack rows into one.
 
     Rows that share a prompt (`layout`) need not be neighbours. Rows without a completion token are skipped. Without
     any token, or with a hole in a mask, the result is None. With ``every_token`` rows without a completion token and
@@ -126,34 +145,34 @@ def pack(
     predict nothing.
 
     >>> ids = torch.tensor([[0, 5, 6, 7, 8], [0, 5, 6, 9, 0]])
-    >>> row = pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2)
+    >>> row = pack(PaddedRows(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]), 2))
     >>> row.input_ids, row.position_ids, row.shift_labels
     (tensor([[5, 6, 7, 6]]), tensor([[0, 1, 2, 1]]), tensor([[7, 8, 9]]))
     >>> row.groups
     (GroupLayout(start=0, prompt=1, lengths=(2, 1)),)
-    >>> pack(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]), 2, every_token=True).groups
+    >>> pack(PaddedRows(ids, torch.tensor([[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]), 2), every_token=True).groups
     (GroupLayout(start=0, prompt=1, lengths=(3, 1)),)
-    >>> pack(ids, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]), 2) is None
+    >>> pack(PaddedRows(ids, torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 0, 0]]), 2)) is None
     True
     """
-    batch, width = input_ids.shape
-    prompts, prompt_lengths, lengths, has_holes = layout(input_ids, attention_mask, completion_length, group)
+    completion_length, (batch, width) = padded.completion_length, padded.ids.shape
+    prompts, prompt_lengths, lengths, has_holes = layout(padded)
     rows_of: dict[Hashable, list[int]] = {}
     for row, prompt in enumerate(prompts):
         if lengths[row] or every_token:
             rows_of.setdefault(prompt, []).append(row)
     if has_holes or not any(lengths):
         return None
-    taken, positions, scored, padded, groups = _ranges(
+    taken, positions, scored, placed, groups = _ranges(
         list(rows_of.values()), prompt_lengths, lengths, width, completion_length, int(every_token)
     )
     start = sum(n for _, n in taken)
     # One transfer of all indices to the GPU.
-    ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *padded)]
-    index = torch.cat(ranges).to(input_ids.device, non_blocking=True)
+    ranges = [torch.arange(first, first + n) for first, n in (*taken, *positions, *scored, *placed)]
+    index = torch.cat(ranges).to(padded.ids.device, non_blocking=True)
     n = sum(length for _, length in scored)
     token_index, position_ids, scored_index, padded_index = index.split([start, start, n, n])
-    ids = input_ids.reshape(-1)
+    ids = padded.ids.reshape(-1)
     return PackedRow(
         input_ids=ids[token_index][None],
         position_ids=position_ids[None],
@@ -202,7 +221,7 @@ def _ranges(
 def unpack(values: Tensor, row: PackedRow) -> Tensor:
     """Return the numbers of scored tokens (1, N) as (B, T), with 0 for padding.
 
-    >>> row = pack(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]]), 2)
+    >>> row = pack(PaddedRows(torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]]), 2))
     >>> unpack(torch.tensor([[20.0]]), row)
     tensor([[20.,  0.]])
     """

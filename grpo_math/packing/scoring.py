@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from grpo_math.generation.models import context_length, longest_width, rowwise_adapter
 from grpo_math.packing import attention, recurrent
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.pack import Unpackable, layout, pack, unpack
+from grpo_math.packing.pack import PaddedRows, Unpackable, layout, pack, unpack
 from grpo_math.packing.row_plan import plan_micro_batches
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.run.weights import split_by
@@ -114,31 +114,29 @@ def _differences(
     exact = limit is not None
     config, length = scorer.bare(model).config.get_text_config(), 4 if exact else 32
     ids = _word_rows(tokenizer, length).to(scorer.accelerator.device) % config.vocab_size
-    rows = (ids, torch.ones_like(ids))
+    rows = PaddedRows(ids, torch.ones_like(ids), length)
     # `_original_forward` is the method that accelerate has wrapped in autocast.
     bare = {"forward": getattr(model, "_original_forward", model.forward)} if exact else {}
     with replaced(model, **bare), replaced(scorer.accelerator, **({"autocast": nullcontext} if exact else {})):
         try:
-            packed = scorer(score_unpacked, model, *rows, length, None, False)[0]
+            packed = scorer(score_unpacked, model, rows)[0]
             yield None
         except Unpackable as error:
             yield str(error)
-        unpacked = score_unpacked(model, *rows, length)[0]
+        unpacked = score_unpacked(model, *rows.arguments)[0]
         rounding = (
-            torch.zeros_like(unpacked)
-            if exact
-            else unpacked - _score_with_other_rounding(score_unpacked, model, *rows, length)
+            torch.zeros_like(unpacked) if exact else unpacked - _score_with_other_rounding(score_unpacked, model, rows)
         )
         change = _change(packed - unpacked, rounding, limit)
         yield None if change is None else f"log-probs that change by {change:.2g} when packed"
         # A model's own code may compute a position differently if the pass contains a later one. Positions beyond the
         # model's own may be beyond a table, too.
         if last := scorer.longest or context_length(config):
-            short = (model, rows[0][:, :8], rows[1][:, :8], 4, None, False)
-            near = scorer(score_unpacked, *short)[0]
+            short = PaddedRows(rows.ids[:, :8], rows.mask[:, :8], 4)
+            near = scorer(score_unpacked, model, short)[0]
             hook = model.register_forward_pre_hook(partial(_move_last_position, last - 1), with_kwargs=True)
             try:
-                far = scorer(score_unpacked, *short)[0]
+                far = scorer(score_unpacked, model, short)[0]
             finally:
                 hook.remove()
             # Without the last column, which the moved token predicts.
@@ -160,14 +158,12 @@ def _word_rows(tokenizer: Any, length: int) -> Tensor:
     return torch.tensor([words[:4] + completion for completion in completions])
 
 
-def _score_with_other_rounding(
-    score: Callable[..., Scores], model: Any, ids: Tensor, mask: Tensor, length: int
-) -> Tensor:
+def _score_with_other_rounding(score: Callable[..., Scores], model: Any, rows: PaddedRows) -> Tensor:
     """Return the same log-probs from passes of another width, with another attention kernel."""
     # On the right: TRL counts padding on the left as positions in some models.
-    padding = ids[:, :8]
+    padding, length = rows.ids[:, :8], rows.completion_length
     with sdpa_kernel(SDPBackend.MATH):
-        wide = score(model, torch.cat([ids, padding], 1), torch.cat([mask, padding * 0], 1), length + 8)[0]
+        wide = score(model, torch.cat([rows.ids, padding], 1), torch.cat([rows.mask, padding * 0], 1), length + 8)[0]
     return wide[:, :length]
 
 
@@ -220,7 +216,7 @@ def _check_calls(calls: Counter[str], config: Any) -> None:
 
 
 class PackedScorer:
-    """Scores rows packed. Call it as TRL's ``_get_per_token_logps_and_entropies``, with that method as first argument.
+    """Scores rows packed.
 
     Raises `Unpackable` if the model did not run packed. `agree_to_pack` finds out before an update is split.
     """
@@ -283,42 +279,36 @@ class PackedScorer:
         self,
         score_unpacked: Callable[..., Scores],
         model: Any,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        logits_to_keep: int,
-        batch_size: int | None,
-        compute_entropy: bool,
-        group: Tensor | None = None,
+        rows: PaddedRows,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
         compute_aux_loss: bool = False,
         **kwargs: Any,
     ) -> Scores:
         """Return log-probs (B, T), and entropies if ``compute_entropy``, 0 at padding; and TRL's auxiliary loss.
 
-        ``group`` (B,): the number of each row's group.
+        ``score_unpacked``: TRL's ``_get_per_token_logps_and_entropies``. The other arguments are those of that method.
         """
-        score: Callable[..., Scores] = partial(
-            self._score, score_unpacked, model, logits_to_keep, compute_entropy, compute_aux_loss, **kwargs
-        )
-        is_one_batch, width = torch.is_grad_enabled() or compute_aux_loss, input_ids.size(1)
+        options = {"compute_entropy": compute_entropy, "compute_aux_loss": compute_aux_loss}
+        score_unpacked = partial(score_unpacked, model, **options, **kwargs)
+        is_one_batch, width = torch.is_grad_enabled() or compute_aux_loss, rows.ids.size(1)
         # Ranks agree on their batches below, so all of them must take the same path.
         is_narrow = width < (self.longest or math.inf) if is_one_batch else self.agree_on_width(width)
-        rows = (input_ids, attention_mask, logits_to_keep, batch_size)
         # The rows of an update are one micro-batch already. Other rows may fit one batch, too. An auxiliary loss is a
         # mean over all rows.
-        batches = self._agree_on_batches(*rows, group) if is_narrow and not is_one_batch else []
+        batches = self._agree_on_batches(rows, batch_size) if is_narrow and not is_one_batch else []
         if not is_narrow:
             switched_off("packing", f"rows of {self.longest} or more tokens have {attention.LONGEST_ROW}")
         if not is_narrow or batches is None:
-            return score_unpacked(model, *rows, compute_entropy, compute_aux_loss, **kwargs)
+            return score_unpacked(*rows.arguments, batch_size=batch_size)
         if len(batches) < 2:
-            return score(input_ids, attention_mask, group)
-        # `score` returns float32, also if a script has set another default dtype.
-        logps = torch.zeros(len(input_ids), logits_to_keep, dtype=torch.float32, device=input_ids.device)
+            return self._score(score_unpacked, model, rows, **options)
+        # `_score` returns float32, also if a script has set another default dtype.
+        logps = torch.zeros(len(rows.ids), rows.completion_length, dtype=torch.float32, device=rows.ids.device)
         entropies = torch.zeros_like(logps) if compute_entropy else None
         for index in batches:
-            at = torch.tensor(index).to(input_ids.device, non_blocking=True)
-            of_batch = None if group is None else group[at]
-            logps[at], batch_entropies, _ = score(input_ids[at], attention_mask[at], of_batch)
+            at = torch.tensor(index).to(rows.ids.device, non_blocking=True)
+            logps[at], batch_entropies, _ = self._score(score_unpacked, model, rows.take(at), **options)
             if entropies is not None and batch_entropies is not None:
                 entropies[at] = batch_entropies
         return logps, entropies, None
@@ -327,33 +317,27 @@ class PackedScorer:
         self,
         score_unpacked: Callable[..., Scores],
         model: Any,
-        keep: int,
-        entropy: bool,
-        aux_loss: bool,
-        ids: Tensor,
-        mask: Tensor,
-        group: Tensor | None = None,
-        **kwargs: Any,
+        rows: PaddedRows,
+        compute_entropy: bool,
+        compute_aux_loss: bool,
     ) -> Scores:
-        """Score these rows in one forward pass."""
-        row = pack(ids, mask, keep, group, every_token=aux_loss)
+        """Score these rows in one forward pass. ``score_unpacked`` has its model and these options already."""
+        row, device = pack(rows, every_token=compute_aux_loss), rows.ids.device
         # With a hole in a mask, or without a token to score. The forward pass is still needed: other ranks may wait in
         # it. A single row is packed even if that saves no token, because a packed row needs no attention mask.
-        if row is None or (len(ids) > 1 and row.input_ids.numel() > WORTH_PACKING * ids.numel()):
-            scores = score_unpacked(
-                model, ids, mask, keep, compute_entropy=entropy, compute_aux_loss=aux_loss, **kwargs
-            )
+        if row is None or (len(rows.ids) > 1 and row.input_ids.numel() > WORTH_PACKING * rows.ids.numel()):
+            scores = score_unpacked(*rows.arguments)
             return scores[0].float(), *scores[1:]
         # A layer may drop the argument ``packed_groups``, so each packed layer counts its call here.
         calls = Counter[str]()
         # transformers does not change a mask of four dimensions, and packed attention ignores it.
-        if aux_loss:
+        if compute_aux_loss:
             # TRL weights the tokens of the auxiliary loss by this mask.
             counts = torch.tensor([n for group in row.groups for n in group.multiplicity()], dtype=torch.float32)
-            weights = counts[None, None, None].to(ids.device, non_blocking=True)
+            weights = counts[None, None, None].to(device, non_blocking=True)
             model_kwargs = {"output_router_logits": True, "attention_mask": weights}
         else:
-            model_kwargs = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)}
+            model_kwargs = {"attention_mask": torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)}
         with self.accelerator.autocast():
             outputs = model(
                 input_ids=row.input_ids,
@@ -369,27 +353,20 @@ class PackedScorer:
         _check_calls(calls, self.bare(model).config.get_text_config())
         return (
             unpack(outputs.log_probs, row).float(),
-            unpack(outputs.entropy, row).float() if entropy else None,
-            outputs.aux_loss if aux_loss else None,
+            unpack(outputs.entropy, row).float() if compute_entropy else None,
+            outputs.aux_loss if compute_aux_loss else None,
         )
 
-    def _agree_on_batches(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        completion_length: int,
-        batch_size: int | None,
-        group: Tensor | None = None,
-    ) -> list[list[int]] | None:
+    def _agree_on_batches(self, rows: PaddedRows, batch_size: int | None) -> list[list[int]] | None:
         """Return the rows of each forward pass without a gradient, each of at most the token budget.
 
         None if a mask of any rank has a hole.
         """
-        prompts, prompt_tokens, tokens, has_holes = layout(input_ids, attention_mask, completion_length, group)
+        prompts, prompt_tokens, tokens, has_holes = layout(rows)
         if not agree_on_all(not has_holes):
             return None
         # Without any token there is one batch, which may be repeated. A repeated batch gives the same scores.
-        budget = self.budget.tokens or (batch_size or len(tokens)) * input_ids.size(1)
+        budget = self.budget.tokens or (batch_size or len(tokens)) * rows.ids.size(1)
         batches = plan_micro_batches(prompts, prompt_tokens, tokens, budget)[0] or [[0]]
         # Under ZeRO-3 and FSDP a forward pass is a collective: every rank needs the same number of them.
         passes = agree_on_largest(len(batches))

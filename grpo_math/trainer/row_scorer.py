@@ -5,13 +5,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from trl.models import get_act_offloading_ctx_manager
 
 from grpo_math.generation.names import experts_for_trl
 from grpo_math.packing import scoring
 from grpo_math.packing.altered import model_state, runs_script
 from grpo_math.packing.micro_batches import TokenBudget
+from grpo_math.packing.pack import PaddedRows
 from grpo_math.run.speed_ups import switched_off
 from grpo_math.system.collectives import agree_on_all
 from grpo_math.system.user_functions import is_foreign
@@ -94,22 +94,21 @@ class RowScorer:
         self.decided_for = model_state(self._models)
 
     def score(
-        self, trl_score: Callable[..., scoring.Scores], *rows: Any, group: Tensor | None, **kwargs: Any
+        self, trl_score: Callable[..., scoring.Scores], model: Any, rows: PaddedRows, **options: Any
     ) -> scoring.Scores:
-        """Return the scores of rows. ``trl_score``: TRL's `_get_per_token_logps_and_entropies`, with its arguments.
+        """Return the scores of rows. ``trl_score``: TRL's `_get_per_token_logps_and_entropies`, with its ``options``.
 
         All ranks call this.
         """
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
-        config = self.trainer.accelerator.unwrap_model(rows[0]).config.get_text_config()
-        with offload, experts_for_trl(config) if kwargs["compute_aux_loss"] else nullcontext():
-            packed: Any = self.packed
+        config = self.trainer.accelerator.unwrap_model(model).config.get_text_config()
+        with offload, experts_for_trl(config) if options["compute_aux_loss"] else nullcontext():
             # A script may have replaced TRL's method.
-            if packed is not None and not is_foreign(trl_score):
-                return packed(trl_score, *rows, group=group, **kwargs)
-            logps, *others = trl_score(*rows, **kwargs)
+            if self.packed is not None and not is_foreign(trl_score):
+                return self.packed(trl_score, model, rows, **options)
+            logps, *others = trl_score(model, *rows.arguments, **options)
         # With device_map, the LM head may be on another GPU than the rows.
-        device = rows[1].device
+        device = rows.ids.device
         entropies, loss = (value if value is None else value.to(device) for value in others)
         return logps.to(device), entropies, loss

@@ -44,6 +44,7 @@ from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
 from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.packing import scoring
+from grpo_math.packing.pack import PaddedRows
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
 from grpo_math.run.failures import failure
 from grpo_math.run.files import write_json
@@ -307,8 +308,10 @@ class MathGRPOTrainer(GRPOTrainer):
     ) -> scoring.Scores:
         return self.grpo_math.scorer.score(
             super()._get_per_token_logps_and_entropies,
-            *(model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy),
-            group=group,
+            model,
+            PaddedRows(input_ids, attention_mask, logits_to_keep, group),
+            batch_size=batch_size,
+            compute_entropy=compute_entropy,
             compute_aux_loss=compute_aux_loss,
             **kwargs,
         )

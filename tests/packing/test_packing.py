@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
-from grpo_math.packing.pack import pack, unpack
+from grpo_math.packing.pack import PaddedRows, pack, unpack
 
 TOKENS = st.integers(1, 9)  # few, so that prompts are equal or begin alike; 0 is padding
 PROMPT = st.lists(TOKENS, min_size=1, max_size=4)
@@ -21,7 +21,7 @@ def test_what_is_packed_is_unpacked_as_it_was_and_has_the_positions_of_its_padde
     )
     ids = torch.cat([left, right], dim=1)
     mask = (ids > 0).long()
-    packed = pack(ids, mask, right.size(1))
+    packed = pack(PaddedRows(ids, mask, right.size(1)))
     written = {tuple(prompt) for prompt, completion in rows if completion}
     assert (packed is None) == (not written)
     if packed:
@@ -36,6 +36,6 @@ def test_what_is_packed_is_unpacked_as_it_was_and_has_the_positions_of_its_padde
 def test_a_prompt_is_shared_within_a_group_alone_and_only_if_it_is_equal():
     ids = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 8], [7, 6, 8], [7, 6, 9]])
     mask = torch.ones_like(ids)
-    groups = [layout.lengths for layout in pack(ids, mask, 1, torch.tensor([2, 2, 2, 4, 5, 5])).groups]
+    groups = [layout.lengths for layout in pack(PaddedRows(ids, mask, 1, torch.tensor([2, 2, 2, 4, 5, 5]))).groups]
     assert groups == [(1, 1), (1,), (1,), (1, 1)]
-    assert [layout.lengths for layout in pack(ids, mask, 1).groups] == [(1, 1, 1), (1,), (1, 1)]
+    assert [layout.lengths for layout in pack(PaddedRows(ids, mask, 1)).groups] == [(1, 1, 1), (1,), (1, 1)]

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.testing import assert_close
 
 from grpo_math.packing import scoring
 from grpo_math.packing.micro_batches import TokenBudget
-from grpo_math.packing.pack import Unpackable
+from grpo_math.packing.pack import PaddedRows, Unpackable
 from grpo_math.packing.scoring import PackedScorer
 
 LLAMA = {"rope_theta": 10000.0, "factor": 4.0}
@@ -135,12 +136,12 @@ def scorer_of(budget=0):
 
 def test_a_layer_that_does_not_count_its_call_is_an_error_and_too_wide_rows_are_scored_as_trl_does():
     scorer, model = scorer_of(), Labels(layers=2)
-    rows = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long), 2, None, False
+    rows = PaddedRows(torch.ones(2, 4, dtype=torch.long), torch.ones(2, 4, dtype=torch.long), 2)
     for scorer.longest in (None, 5):
         with pytest.raises(Unpackable, match="2 layers and 0 calls of packed attention"):
-            scorer(None, model, *rows)
+            scorer(Mock(), model, rows)
     scorer.longest = 4
-    assert scorer(lambda *given, **more: "TRL's", model, *rows) == "TRL's"
+    assert scorer(lambda *given, **more: "TRL's", model, rows) == "TRL's"
 
 
 def test_rows_that_packing_hardly_shortens_and_rows_without_a_token_are_scored_as_trl_does_in_float32():
@@ -148,7 +149,7 @@ def test_rows_that_packing_hardly_shortens_and_rows_without_a_token_are_scored_a
 
     def scores(ids, mask):
         theirs = torch.full((len(ids), 20), 9.0, dtype=torch.bfloat16)
-        return scorer_of()(lambda *rows, **others: (theirs, None, None), Labels(), ids, mask, 20, None, False)[0]
+        return scorer_of()(lambda *rows, **others: (theirs, None, None), Labels(), PaddedRows(ids, mask, 20))[0]
 
     # Without a common prompt, packing leaves out 2 of 80 tokens. One row alone needs no mask if it is packed.
     assert_close(scores(ids, mask), torch.full((2, 20), 9.0))
@@ -162,11 +163,11 @@ IDS = torch.tensor([[5, 6, 1, 2], [5, 6, 3, 0], [7, 8, 4, 9], [7, 8, 1, 0]])
 
 @pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (None, 1)])
 def test_scores_of_several_batches_return_to_their_rows(batch_size, passes):
-    rows, completions = (IDS, (IDS > 0).long(), 2, batch_size), IDS[:, 2:].float()
+    rows, completions = PaddedRows(IDS, (IDS > 0).long(), 2), IDS[:, 2:].float()
     with torch.no_grad():
         for entropy in (True, False):
             model = Labels()
-            logps, entropies, aux_loss = scorer_of()(None, model, *rows, entropy)
+            logps, entropies, aux_loss = scorer_of()(Mock(), model, rows, batch_size, entropy)
             assert len(model.masks) == passes
             assert torch.equal(logps, -completions)
             assert torch.equal(entropies, completions) if entropy else entropies is None
@@ -175,7 +176,7 @@ def test_scores_of_several_batches_return_to_their_rows(batch_size, passes):
 
 def test_the_auxiliary_loss_counts_each_token_as_often_as_trls_rows_contain_it():
     model = Labels()
-    scores = scorer_of()(None, model, IDS[:2], (IDS[:2] > 0).long(), 2, None, False, compute_aux_loss=True)
+    scores = scorer_of()(Mock(), model, PaddedRows(IDS[:2], (IDS[:2] > 0).long(), 2), compute_aux_loss=True)
     assert (scores[0].tolist(), scores[2]) == ([[-1, -2], [-3, 0]], 0.5)
     assert model.masks == [[2, *[1] * 5]]  # the prompt's first token, and each completion after the prompt's last
 
@@ -189,7 +190,7 @@ def test_rows_without_a_gradient_are_scored_in_batches_of_the_budget_or_of_trls_
 ):
     """Two prompts of 2 tokens, each with two completions of 2: packed they are 5 tokens, and a padded row is 4."""
     ids = torch.tensor([[5, 6, 1, 1]] * 2 + [[7, 8, 1, 1]] * 2)
-    assert sorted(scorer_of(budget)._agree_on_batches(ids, torch.ones_like(ids), 2, batch_size)) == batches
+    assert sorted(scorer_of(budget)._agree_on_batches(PaddedRows(ids, torch.ones_like(ids), 2), batch_size)) == batches
 
 
 @pytest.mark.parametrize(("precision", "exact"), [("highest", True), ("high", False), ("medium", False)])
