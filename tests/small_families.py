@@ -124,12 +124,10 @@ def _sets(config, name):
 def try_first(trainer):
     """Do what a trainer of ours does before its first step: verify packing, and the dry run."""
     trainer.grpo_math.scorer.agree_to_pack()
-    if trainer.grpo_math.updates.dry_run_due:
+    updates = trainer.grpo_math.updates
+    if updates.dry_run_due:
         largest_batch.dry_run(
-            trainer,
-            lambda *rows: trainer.grpo_math.updates.loss_of(*rows).loss,
-            trainer.grpo_math.updates.budget,
-            trainer.model,
+            trainer, lambda *rows: updates.loss_of(*rows, updates.new_step()).loss, updates.budget, trainer.model
         )
 
 

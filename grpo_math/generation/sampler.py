@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 
 from grpo_math.generation.adapter_store import AdapterStore
 from grpo_math.generation.completion import Completion
+from grpo_math.run.stateful import Stateful
 
 
-class Sampler(ABC):
+class Sampler(Stateful, ABC):
     """vLLM with the newest adapter of ``store``.
 
     ``context``: the most tokens of a prompt with its completion. ``dtype``: in which vLLM computes, or an empty text if
@@ -39,5 +40,5 @@ class Sampler(ABC):
         """Wake vLLM. Return True if its weights were asleep, so that it may have lost the adapter."""
         return False
 
-    def sleep(self) -> None:  # noqa: B027
+    def sleep(self) -> None:
         """Let vLLM sleep until the next rollout, if this run lets it sleep."""

@@ -21,11 +21,10 @@ from grpo_math.generation.completions import ask_each, batch_seed
 from grpo_math.generation.lost_server import repeat_after_restart, wait
 from grpo_math.generation.sampler import Sampler
 from grpo_math.generation.vllm_server import ANSWER_SECONDS, Server, answer_seconds, served_rank
-from grpo_math.run.stateful import Stateful
 from grpo_math.system.collectives import broadcast_from_main
 
 
-class ServerSampler(Sampler, Stateful):
+class ServerSampler(Sampler):
     """Sends requests to the server at ``url``.
 
     ``training`` returns the settings of training's completions: ``longest`` and ``extra`` of `sampling`. ``start``: the

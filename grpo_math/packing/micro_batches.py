@@ -66,18 +66,10 @@ class TrainingStep:
     skipped_rows: int = 0
     skipped_tokens: Tensor | int = 0
 
-
-@dataclass
-class OptimizerStep:
-    """An optimizer step: the settings of its loss, the training steps that are computed, and their metrics.
-
-    The gradients of the training steps add up. So if memory runs out in one of them, all are computed again.
-    """
-
-    settings: LossSettings
-    normalizers: Normalizers
-    done: list[TrainingStep] = field(default_factory=list)
-    metrics: LossMetrics = field(default_factory=LossMetrics)
+    @classmethod
+    def of(cls, rows: Rows) -> "TrainingStep":
+        """Return a training step that computes TRL's micro-batch as it is."""
+        return cls([MicroBatch(rows, 1.0, len(rows["advantages"]))])
 
 
 @dataclass(frozen=True)
@@ -106,7 +98,7 @@ class UpdatePlanner:
             {**rows, "micro_batch_tokens": loss_mask(rows).sum().expand(len(rows["advantages"]))}
             for rows in trl_batches
         ]
-        kept = [TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))]) for rows in trl_batches]
+        kept = [TrainingStep.of(rows) for rows in trl_batches]
         if self.keep_trl_batches:
             return kept
         layouts = [row_layout(rows) for rows in trl_batches]
@@ -270,17 +262,37 @@ class TokenBudget(Stateful):
             return self.tokens
         raise OutOfMemory(f"out of memory in an update of {tokens}: {remedy} ({reason})")
 
-    def split(self, steps: Sequence[TrainingStep], planner: UpdatePlanner, reason: str, splits: bool = True) -> None:
-        """Split the micro-batches of these training steps at half of the largest that can be split.
 
-        ``steps`` may contain a step twice: a micro-batch that fits is not split again.
+@dataclass
+class OptimizerStep:
+    """An optimizer step, or a batch of an evaluation: the settings of its loss, its training steps, and its metrics.
+
+    ``plans``: rows are planned into training steps. Without, TRL's rows are computed as they are. A training step is
+    in ``planned`` first, then in ``current``, and in ``done`` when it is computed. The gradients of the training steps
+    add up. So if memory runs out in one of them, all are computed again.
+    """
+
+    settings: LossSettings
+    normalizers: Normalizers
+    planner: UpdatePlanner
+    plans: bool
+    planned: list[TrainingStep] = field(default_factory=list)
+    current: TrainingStep | None = None
+    done: list[TrainingStep] = field(default_factory=list)
+    metrics: LossMetrics = field(default_factory=LossMetrics)
+
+    def split(self, budget: TokenBudget, reason: str) -> None:
+        """Split the micro-batches of all training steps at half of the largest that can be split.
+
+        The later ones would not fit either.
         """
+        steps = [*self.done, *filter(None, [self.current]), *self.planned]
         sizes = [
             (packed_tokens(*row_layout(one.rows)[:3]), len(one.rows["advantages"]))
             for step in steps
             for one in step.micro_batches
         ]
         splittable_tokens = max((tokens for tokens, completions in sizes if completions > 1), default=0)
-        budget = self.halve(splittable_tokens, max(sizes)[0], reason, splits)
+        tokens = budget.halve(splittable_tokens, max(sizes)[0], reason, splits=not self.planner.keep_trl_batches)
         for step in steps:
-            step.micro_batches = list(chain(*(planner.smaller(one, budget) for one in step.micro_batches)))
+            step.micro_batches = list(chain(*(self.planner.smaller(one, tokens) for one in step.micro_batches)))

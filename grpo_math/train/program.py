@@ -70,6 +70,7 @@ from grpo_math.trainer.build import build_trainer
 from grpo_math.trainer.recipe_settings import Settings, build, print_help
 from grpo_math.trainer.run_files import RunFiles, RunWriter
 from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.trainer_parts import Program
 
 # Exit codes of errors, instead of 2.
 CODES: dict[type[Exception], int] = {LostRank: EX_UNAVAILABLE, ServerUnavailable: EX_UNAVAILABLE, PushError: 1}
@@ -317,8 +318,8 @@ class TrainingRun:
             self.writer.write_settings({**self.resolved, "stated": explicit}, ["grpo_math.train", *read.argv])
             resume.write_problems(run_dir, self.setup.problems.hashes)
             trainer.add_callback(Trackers(config.report_to, run_dir, self.resolved))
-        trainer.grpo_math.evaluate_heldout = self.evaluate_heldout if self.setup.problems.evaluation.during else None
-        trainer.grpo_math.keep_best = self.run.keeps_best
+        evaluate = self.evaluate_heldout if self.setup.problems.evaluation.during else None
+        trainer.grpo_math.program = Program(is_recipe=True, keep_best=self.run.keeps_best, evaluate_heldout=evaluate)
         # This callback is the last: the other callbacks' work is part of the step.
         trainer.add_callback(StopOnSignal(stop))
 

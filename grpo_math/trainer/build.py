@@ -23,6 +23,7 @@ from grpo_math.system.replaced import replaced
 from grpo_math.trainer.config import MathGRPOConfig
 from grpo_math.trainer.console import replace_printers
 from grpo_math.trainer.trainer import MathGRPOTrainer
+from grpo_math.trainer.trainer_parts import Program
 
 
 def build_trainer(
@@ -71,7 +72,7 @@ def build_trainer(
         except ValueError as error:
             refuse_expert_dropout(str(error), str(path))
             raise
-    trainer.grpo_math.is_recipe_run = True
+    trainer.grpo_math.program = Program(is_recipe=True)
     replace_printers(trainer)
     # transformers sends the training arguments to trackers.
     config.model_init_kwargs = without_secrets(config.model_init_kwargs)

@@ -103,7 +103,7 @@ class Grader:
     def _agree_on_failure(self, failure: RewardError, original: BaseException | None) -> UserError:
         """Return the error of a reward function on all ranks: in a script, also of the type that it has raised."""
         failure.__cause__ = original
-        if self.trainer.grpo_math.is_recipe_run:
+        if self.trainer.grpo_math.program.is_recipe:
             return failure
         # Ranks without the error get its type.
         kind = type(original)

@@ -42,7 +42,6 @@ from grpo_math.errors import OutOfMemory, RewardError, UserError, with_type
 from grpo_math.generation.decoding import lean_generation, release_cached_memory
 from grpo_math.generation.lost_server import ServerUnavailable
 from grpo_math.generation.models import absolute_path, model_path
-from grpo_math.generation.server_sampler import ServerSampler
 from grpo_math.packing import scoring
 from grpo_math.packing.pack import PaddedRows
 from grpo_math.run import checkpoints, lock, metrics, speed_ups
@@ -162,16 +161,16 @@ class MathGRPOTrainer(GRPOTrainer):
         # All ranks raise these alike, in a step or in an evaluation, so all of them can save.
         except (RewardError, ServerUnavailable) as error:
             # The same object: in a script it has the type of what a reward function has raised, too.
-            error.args = (f"{error}{parts.run.agree_to_save_last_step(parts.is_recipe_run)}",)
+            error.args = (f"{error}{parts.run.agree_to_save_last_step(parts.program.is_recipe)}",)
             raise
         except OutOfMemory as error:
-            raise error if parts.is_recipe_run else with_type(error, torch.OutOfMemoryError(str(error))) from None
+            raise error if parts.program.is_recipe else with_type(error, torch.OutOfMemoryError(str(error))) from None
         except UserError:
             raise
         except Exception as error:
             # Without the chained exception, whose traceback is a page about torch or tokenizers.
-            if reported := failure(error, run_dir, state.how_to_continue(parts.is_recipe_run)):
-                raise reported if parts.is_recipe_run else with_type(reported, error) from None
+            if reported := failure(error, run_dir, state.how_to_continue(parts.program.is_recipe)):
+                raise reported if parts.program.is_recipe else with_type(reported, error) from None
             raise
         finally:
             console.end_bar(self)
@@ -262,8 +261,8 @@ class MathGRPOTrainer(GRPOTrainer):
         with parts.meter.phase(metrics.SECONDS_SCORE):
             rows = parts.rollouts.gather_rows(super()._generate_and_score_completions, inputs)
             differences = parts.meter.log().get(metrics.SAMPLER_DIFFERENCE)
-            if parts.canary and differences and self.model.training:
-                parts.canary.watch(differences[-1])
+            if parts.adapters and differences and self.model.training:
+                parts.adapters.canary.watch(differences[-1])
         return rows
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
@@ -331,7 +330,7 @@ class MathGRPOTrainer(GRPOTrainer):
             model.zero_grad()
         if error := parts.nonfinite.error(self.state.global_step):
             # transformers counts a step after the optimizer. So this is the checkpoint of the step before.
-            parts.run.agree_to_save_last_step(parts.is_recipe_run)
+            parts.run.agree_to_save_last_step(parts.program.is_recipe)
             raise error
         return norm
 
@@ -366,26 +365,27 @@ class MathGRPOTrainer(GRPOTrainer):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Call TRL's method, or evaluate the held-out sets of a recipe, whose trainer has no data set to evaluate."""
+        parts = self.grpo_math
         # The evaluation may fail. It also draws random numbers, and fills the table of completions.
-        self.grpo_math.run.take_missing_snapshot()
-        if self.grpo_math.evaluate_heldout is not None and eval_dataset is None:
-            values = self.grpo_math.evaluate_heldout()
+        parts.run.take_missing_snapshot()
+        if parts.program.evaluate_heldout is not None and eval_dataset is None:
+            values = parts.program.evaluate_heldout()
             # Not TRL's method: it would log and clear the metrics of a step that is not complete.
             super(GRPOTrainer, self).log(values)
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, values)
             return values
-        sampler = getattr(getattr(self, "vllm_generation", None), "sampler", None)
         # A reward function may call this method: its completions are not those of the rollout in progress.
-        logs = self.grpo_math.rollouts.table or self._logs
+        logs = parts.rollouts.table or self._logs
         # The seeds of training continue as if nothing had been evaluated.
-        seeds = replaced(sampler, sampled=sampler.sampled) if isinstance(sampler, ServerSampler) else nullcontext()
+        sampler = parts.adapters and parts.adapters.sampler
+        seeds = replaced(sampler, **sampler.state_dict()) if sampler else nullcontext()
         with replaced(self, _logs=logs), seeds:
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         is_best = super()._determine_best_metric(metrics, trial)
         # transformers saves the best step under ``save_strategy: best`` only, which saves no other step.
-        self.control.should_save |= is_best and self.grpo_math.keep_best
+        self.control.should_save |= is_best and self.grpo_math.program.keep_best
         return is_best
 
     # A checkpoint
@@ -411,7 +411,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if args.should_save:
             # By step: a clock that was set back would make this checkpoint the oldest. In the folder of a script, the
             # checkpoints of an earlier run may have later steps.
-            by_time = not self.grpo_math.is_recipe_run
+            by_time = not self.grpo_math.program.is_recipe
             rotate_checkpoints(str(run_dir), args.save_total_limit, self.state.best_model_checkpoint, by_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -432,7 +432,7 @@ class MathGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             folder = Path(str(output_dir or self.args.output_dir))
             # The run directory of a recipe contains its settings as text. A script may read the pickle.
-            if self.grpo_math.is_recipe_run:
+            if self.grpo_math.program.is_recipe:
                 (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
             remove_reference(self.model, folder)
 
@@ -447,7 +447,7 @@ class MathGRPOTrainer(GRPOTrainer):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         # The run of a recipe has our card. TRL's card would name "None" as the base if the base is a folder.
-        if not self.grpo_math.is_recipe_run:
+        if not self.grpo_math.program.is_recipe:
             super().create_model_card(*args, **kwargs)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:

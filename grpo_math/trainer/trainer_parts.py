@@ -4,12 +4,13 @@ All other names of a trainer belong to TRL, and to the subclass of a user.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_math.algorithm.reference import Reference
 from grpo_math.algorithm.resample import Resampler
-from grpo_math.generation.server_sampler import ServerSampler
+from grpo_math.generation.sync import AdapterGeneration
 from grpo_math.packing.micro_batches import TokenBudget
 from grpo_math.run import metrics
 from grpo_math.system.collectives import Ranks
@@ -27,17 +28,24 @@ if TYPE_CHECKING:
     from grpo_math.trainer.trl_trainer import TrlTrainer
 
 
+@dataclass(frozen=True)
+class Program:
+    """What trains: a script, or the run of a recipe, which the same command resumes.
+
+    ``keep_best``: each step whose evaluation is the best so far is saved. ``evaluate_heldout`` evaluates the held-out
+    sets, and returns their metrics; None: they are not evaluated during training.
+    """
+
+    is_recipe: bool = False
+    keep_best: bool = False
+    evaluate_heldout: Callable[[], dict[str, float]] | None = None
+
+
 class Parts:
     """The parts of a trainer, made when TRL's constructor has returned.
 
     ``trl_scoring`` returns TRL's method of scoring.
     """
-
-    # A recipe sets these. is_recipe_run: the same command resumes the run. keep_best: each step whose evaluation is the
-    # best so far is saved. evaluate_heldout: evaluates the held-out sets, and returns their metrics.
-    is_recipe_run = False
-    keep_best = False
-    evaluate_heldout: Callable[[], dict[str, float]] | None = None
 
     def __init__(
         self, trainer: "TrlTrainer", settings: "MathGRPOConfig", trl_scoring: Callable[[], Callable[..., Any]]
@@ -45,6 +53,7 @@ class Parts:
         accelerator = trainer.accelerator
         ranks = Ranks(accelerator.process_index, accelerator.num_processes, accelerator.device, accelerator.gather)
         self.settings = settings
+        self.program = Program()
         self.meter = StepMeter(
             lambda: trainer._metrics["train" if trainer.model.training else "eval"],
             rollouts_per_step=trainer.args.gradient_accumulation_steps / (trainer.args.steps_per_generation or 1),
@@ -58,25 +67,32 @@ class Parts:
         self.updates = Updates(trainer, settings, ranks, self.meter, self.scorer)
         self.reference = _moving_reference(trainer, settings)
         engine: Any = trainer.vllm_generation if trainer.use_vllm else None
-        # Only an engine that gets adapters has these.
-        sampler, prefetch, self.canary = (getattr(engine, name, None) for name in ("sampler", "prefetch", "canary"))
+        # None if vLLM gets whole weights.
+        self.adapters = engine if isinstance(engine, AdapterGeneration) else None
         if settings.staleness:
             refuse_unknown_requests(trainer)
-        resampler = None
-        if rounds := settings.resample_groups:
-            resampler = Resampler(rounds, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks)
+        resampler = (
+            Resampler(rounds, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks)
+            if (rounds := settings.resample_groups)
+            else None
+        )
         self.queue = RolloutQueue(
-            trainer, resampler, prefetch, lambda: trainer._step, lambda prompts: trainer._tokenize_prompts(prompts)
+            trainer,
+            resampler,
+            self.adapters.prefetch if self.adapters else None,
+            lambda: trainer._step,
+            lambda prompts: trainer._tokenize_prompts(prompts),
         )
         self.grader = Grader(trainer, ranks, settings.grade_timeout, trainer._tokenizer)
         self.rollouts = RolloutMaker(trainer, settings, ranks, self.meter, self.queue, self.grader)
-        flat = [TrainerAttributes(trainer, settings), *filter(None, [prefetch])]
-        flat += [sampler] if isinstance(sampler, ServerSampler) else []
         # TRL syncs weights within generation. Without a separate phase, the seconds would count there.
         if engine is not None:
             engine.sync_weights = self.meter.phase(metrics.SECONDS_SYNC)(engine.sync_weights)
+        flat = [TrainerAttributes(trainer, settings), self.queue.prefetch, self.adapters and self.adapters.sampler]
         named = {"meter": self.meter, "nonfinite": self.nonfinite, "budget": budget, "resampler": resampler}
-        self.run = RunState(trainer, flat, {name: owner for name, owner in named.items() if owner is not None})
+        self.run = RunState(
+            trainer, [*filter(None, flat)], {name: owner for name, owner in named.items() if owner is not None}
+        )
         # The options of the optimizer before a checkpoint was loaded.
         self.optimizer_options: list[dict[str, Any]] | None = None
 

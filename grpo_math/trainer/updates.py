@@ -5,9 +5,10 @@ into micro-batches, and its settings are read. Each training step computes some 
 out, the training steps of the optimizer step are computed again with smaller ones.
 """
 
-import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +49,10 @@ ROW_METHODS = (
 
 
 class Updates:
-    """The updates of a trainer. Reads its attributes once in an optimizer step.
+    """The updates of a trainer.
 
-    ``step`` is the optimizer step under way, ``result`` that of the last one.
+    TRL carries its own rows from `_prepare_inputs` to `_compute_loss`, in training and in evaluation. What is computed
+    in place of them is in ``step``: the optimizer step under way, or None between two. ``result``: of the last one.
     """
 
     def __init__(
@@ -76,162 +78,177 @@ class Updates:
         """Forget an optimizer step that was interrupted."""
         self.step: OptimizerStep | None = None
         self.result = StepResult({})
-        # The training steps that are planned together, and the current one. Empty and None with TRL's rows.
-        self.planned: list[TrainingStep] = []
-        self.current: TrainingStep | None = None
-        self.is_first = True
 
-    @property
-    def _keeps_trl_rows(self) -> bool:
-        """True if an update is not planned: it has images, or a script's method gets its rows."""
-        # Not in the constructor, because a script may replace a method later.
-        return self.scorer.has_images or sees_rows(self.trainer)
-
-    @property
-    def _keeps_trl_batches(self) -> bool:
-        if sees_passes(self.trainer) or self._keeps_trl_rows:
-            return True
-        return self.scorer.packed is None or bool(micro_batch_terms(self.trainer))
-
-    # An optimizer step: methods in the order in which TRL calls them
+    # An optimizer step, in the order in which things happen. TRL calls the methods with an argument ``trl_...``.
 
     def training_step(self, trl_training_step: Callable[..., Tensor], model: Any, inputs: Any, *others: Any) -> Tensor:
-        """Call TRL's `training_step`. If memory runs out in the update, repeat the optimizer step in smaller parts.
-
-        All ranks call this.
-        """
-        trainer = self.trainer
-        # Not before `train`, because a script may unfreeze parameters, in a callback, too.
-        if self.is_first:
-            self.is_first = False
-            gradients.refuse_frozen(trainer, self.settings)
+        """Call TRL's `training_step`, which calls `_prepare_inputs` and `_compute_loss`. All ranks call this."""
         if self.step is None:
-            self.scorer.agree_to_pack()
-        splits = not self._keeps_trl_batches
+            self._prepare_models(model, inputs)
+        loss = self._computed(partial(trl_training_step, model, inputs, *others), model)
+        step = self._current_step()
+        if step.current is not None:
+            step.done.append(step.current)
+            step.current = None
+        # The optimizer's step follows: the next training step is the first of another optimizer step.
+        if self.trainer.accelerator.sync_gradients:
+            self.step = None
+            # TRL's loss, or a script's, logs its own metrics.
+            self.result = self._reduce_result(step) if step.metrics.declared else StepResult({})
+        return loss
+
+    def _prepare_models(self, model: Any, inputs: Any) -> None:
+        """Check the models before an optimizer step, because a script may have changed them. All ranks call this."""
+        gradients.refuse_frozen(self.trainer, self.settings)
+        self.scorer.agree_to_pack()
         # Not in the constructor, because `train` prepares the model.
         if self.dry_run_due:
             self.dry_run_due = False
-            largest_batch.dry_run(trainer, lambda *rows: self.loss_of(*rows).loss, self.budget, model, inputs, splits)
-            self.step = None
+            largest_batch.dry_run(
+                self.trainer,
+                lambda model, rows: self.loss_of(model, rows, self.new_step()).loss,
+                self.budget,
+                model,
+                inputs,
+                splits=not self._keeps_trl_batches,
+            )
+
+    def _computed(self, trl_training_step: Callable[[], Tensor], model: Any) -> Tensor:
+        """Return the loss of a training step. If memory runs out, compute the optimizer step again in smaller parts."""
         failure: str | None = None
         started = time.perf_counter()
         while True:
             try:
                 if failure is not None:
-                    self._repeat(model)
+                    self._compute_done_again(model)
                     # TRL measures the last attempt alone.
-                    trainer._current_train_step_time += time.perf_counter() - started
+                    self.trainer._current_train_step_time += time.perf_counter() - started
                     started = time.perf_counter()
-                # TRL's method calls `_prepare_inputs` and `_compute_loss`.
-                loss = trl_training_step(model, inputs, *others)
-                break
+                return trl_training_step()
             except torch.OutOfMemoryError as error:
                 # Memory ran out while sampling, or in TRL's loss: there is nothing to split.
-                if self.current is None:
+                if self.step is None or self.step.current is None:
                     raise
                 # As text, because the error's traceback keeps the activations alive.
                 failure = str(error)
-            # The later training steps would not fit either.
-            self.budget.split([*self._current_step().done, *self.planned], self.planner, failure, splits)
-            inputs = self.current
-        if self.current is not None:
-            self._current_step().done.append(self.current)
-        # The optimizer's step follows: the next training step is the first of another optimizer step.
-        if trainer.accelerator.sync_gradients:
-            done = self.step
-            self.step = None
-            # TRL's loss, or a script's, logs its own metrics.
-            self.result = self._reduce_result(done) if done and done.metrics.declared else StepResult({})
-        return loss
+            self.step.split(self.budget, failure)
 
-    def gather_inputs(self, trl_prepare_inputs: Callable[[Any], Any], batch: Any) -> Any:
-        """Return TRL's rows of a training step, or our training step. ``trl_prepare_inputs``: TRL's `_prepare_inputs`.
+    def gather_inputs(self, trl_prepare_inputs: Callable[[Any], Rows], batch: Any) -> Rows:
+        """Return TRL's rows of a training step, and plan what is computed. ``trl_prepare_inputs``: TRL's method.
 
         All ranks call this.
         """
-        # Memory ran out: the same training step comes again, in smaller micro-batches.
-        if isinstance(batch, TrainingStep):
-            return batch
         trainer, args = self.trainer, self.trainer.args
         if not trainer.model.training:
             return trl_prepare_inputs(batch)
-        # Before TRL's method, which counts the training step.
-        together = planned_together(trainer._step, args.steps_per_generation, args.gradient_accumulation_steps)
-        number = together.index(trainer._step % args.steps_per_generation)
-        # TRL's method may sample: memory that runs out there is not that of an update.
-        self.current = None
-        rollout = trainer._buffered_inputs
-        inputs = trl_prepare_inputs(batch)
+        position, rollout = trainer._step % args.steps_per_generation, trainer._buffered_inputs
+        # Memory ran out. TRL's method could sample the rollout again.
+        if self.step is not None and self.step.current is not None:
+            return rollout[position]
+        rows = trl_prepare_inputs(batch)
         # A reward function may have changed the model.
         if trainer._buffered_inputs is not rollout:
             self.scorer.agree_to_pack()
-        if number == 0:
-            rows = [] if self._keeps_trl_rows else [trainer._buffered_inputs[step] for step in together]
-            self.planned = self._gather_planned(rows) if rows else []
-        self.current = self.planned[number] if self.planned else None
-        return self.current or inputs
+        step = self._current_step()
+        if step.plans and not step.planned:
+            # Rows change places within an optimizer step and a rollout only. Both may end within the other.
+            left = args.gradient_accumulation_steps - len(step.done) % args.gradient_accumulation_steps
+            step.planned = self._gather_planned(trainer._buffered_inputs[position : position + left], step)
+        step.current = step.planned.pop(0) if step.planned else None
+        return rows
 
-    def _gather_planned(self, trl_batches: list[Rows]) -> list[TrainingStep]:
-        """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
-        trainer = self.trainer
-        width = trl_batches[0]["prompt_ids"].size(1) + trl_batches[0]["completion_ids"].size(1)
-        packs = self.scorer.packed is not None and self.scorer.packed.agree_on_width(width)
-        self.planner = UpdatePlanner(
+    def _current_step(self) -> OptimizerStep:
+        """Return the optimizer step under way, or begin one. An evaluation has one for each batch."""
+        # An evaluation may come between the training steps of an optimizer step.
+        if not self.trainer.model.training:
+            return self.new_step()
+        if self.step is None:
+            self.step = self.new_step()
+        return self.step
+
+    def new_step(self) -> OptimizerStep:
+        """Return an optimizer step, or a batch of an evaluation, with the trainer's settings as they are now."""
+        trainer, settings = self.trainer, loss_settings(self.trainer, self.settings)
+        # A batch of an evaluation is a rollout of one training step.
+        steps = (
+            (trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation)
+            if trainer.model.training
+            else (1, 1)
+        )
+        planner = UpdatePlanner(
             self.ranks,
-            loss_settings(trainer, self.settings).loss_type,
-            keep_trl_batches=self._keeps_trl_batches or not packs,
-            skip_zero_advantage=trainer.beta == 0.0 and not is_user_function(self.settings.surrogate),
+            settings.loss_type,
+            keep_trl_batches=self._keeps_trl_batches,
+            skip_zero_advantage=settings.beta == 0.0 and not is_user_function(self.settings.surrogate),
             deepspeed=trainer.is_deepspeed_enabled,
         )
-        return self.planner.gather_planned(trl_batches, self.budget.tokens)
+        normalizers = Normalizers.for_optimizer_step(self.ranks.num_processes, *steps)
+        return OptimizerStep(settings, normalizers, planner, plans=not self._keeps_trl_rows)
 
-    def compute_loss(self, trl_compute_loss: Callable[[Any, Any], Tensor], model: Any, inputs: Any) -> Tensor:
+    # Not in the constructor, because a script may replace a method later.
+
+    @property
+    def _keeps_trl_rows(self) -> bool:
+        """True if an update is not planned: it has images, or a script's method gets its rows."""
+        return self.scorer.has_images or sees_rows(self.trainer)
+
+    @property
+    def _keeps_trl_batches(self) -> bool:
+        """True if an update has TRL's micro-batches, which cannot be split."""
+        return (
+            self._keeps_trl_rows
+            or sees_passes(self.trainer)
+            or self.scorer.packed is None
+            or bool(micro_batch_terms(self.trainer))
+        )
+
+    def _gather_planned(self, trl_batches: list[Rows], step: OptimizerStep) -> list[TrainingStep]:
+        """Return the planned training steps. ``trl_batches``: TRL's rows of each. All ranks call this."""
+        width = trl_batches[0]["prompt_ids"].size(1) + trl_batches[0]["completion_ids"].size(1)
+        packs = self.scorer.packed is not None and self.scorer.packed.agree_on_width(width)
+        planner = step.planner if packs else replace(step.planner, keep_trl_batches=True)
+        return planner.gather_planned(trl_batches, self.budget.tokens)
+
+    def compute_loss(self, trl_compute_loss: Callable[[Any, Rows], Tensor], model: Any, rows: Rows) -> Tensor:
         """Return the loss of a training step, for the last backward pass. ``trl_compute_loss``: TRL's `_compute_loss`.
 
         All ranks call this.
         """
-        if not isinstance(inputs, TrainingStep):
-            # Images, or a method of a script: TRL's loss, unless it lacks a term.
+        step = self._current_step()
+        current = step.current
+        if current is None:
+            # An evaluation, images, or a method of a script: TRL's loss, unless it lacks a term.
             if is_foreign(trl_compute_loss):
                 refuse_added_terms(self.trainer, self.settings, "a patch of GRPOTrainer._compute_loss")
-            if self._keeps_trl_rows and not exceeds_trl_loss(self.trainer, self.settings):
-                return trl_compute_loss(model, inputs)
-            # An evaluation, or an update whose rows a method of a script gets.
-            rows = {name: value for name, value in inputs.items() if name != "group"}
-            inputs = TrainingStep([MicroBatch(rows, 1.0, len(rows["advantages"]))])
-        step = self._current_step()
-        step.metrics.skipped += inputs.skipped_rows
-        step.metrics.skipped_tokens += inputs.skipped_tokens
-
-        def weighted_loss(micro_batch: MicroBatch) -> Tensor:
-            loss = self.loss_of(model, micro_batch.rows)
-            step.metrics.add(loss, loss_mask(micro_batch.rows), micro_batch.completions, micro_batch.weight)
-            return loss.loss * micro_batch.weight
-
-        accelerator, deepspeed = self.trainer.accelerator, self.trainer.is_deepspeed_enabled
-        loss = accumulate(inputs.micro_batches, weighted_loss, model, accelerator, deepspeed)
+            if not step.plans and not exceeds_trl_loss(self.trainer, self.settings):
+                return trl_compute_loss(model, rows)
+            current = TrainingStep.of({name: value for name, value in rows.items() if name != "group"})
+        loss = self._accumulated_loss(model, current, step)
         if not self.trainer.model.training:
             self._reduce_result(step)
         return loss
 
-    def _current_step(self) -> OptimizerStep:
-        """Return the optimizer step under way, or begin one. An evaluation has one for each batch."""
-        trainer = self.trainer
-        # An evaluation may come between the training steps of an optimizer step.
-        if self.step is not None and trainer.model.training:
-            return self.step
-        ranks, settings = self.ranks.num_processes, loss_settings(trainer, self.settings)
-        if not trainer.model.training:
-            return OptimizerStep(settings, Normalizers(1 / ranks))
-        accumulation = trainer.current_gradient_accumulation_steps
-        self.step = OptimizerStep(
-            settings, Normalizers.for_optimizer_step(ranks, accumulation, trainer.args.steps_per_generation)
-        )
-        return self.step
+    def _accumulated_loss(self, model: Any, training_step: TrainingStep, step: OptimizerStep) -> Tensor:
+        """Compute the micro-batches of a training step, and return its loss for the last backward pass."""
+        step.metrics.skipped += training_step.skipped_rows
+        step.metrics.skipped_tokens += training_step.skipped_tokens
 
-    def loss_of(self, model: Any, rows: Rows) -> Loss:
-        """Score rows, and return their loss in the optimizer step under way."""
-        trainer, step = self.trainer, self._current_step()
+        def weighted_loss(micro_batch: MicroBatch) -> Tensor:
+            loss = self.loss_of(model, micro_batch.rows, step)
+            step.metrics.add(loss, loss_mask(micro_batch.rows), micro_batch.completions, micro_batch.weight)
+            return loss.loss * micro_batch.weight
+
+        return accumulate(
+            training_step.micro_batches,
+            weighted_loss,
+            model,
+            self.trainer.accelerator,
+            self.trainer.is_deepspeed_enabled,
+        )
+
+    def loss_of(self, model: Any, rows: Rows, step: OptimizerStep) -> Loss:
+        """Score rows, and return their loss in an optimizer step."""
+        trainer = self.trainer
         # Pass `group` only if the rows have it: a subclass may have TRL's signature.
         group = {"group": rows["group"]} if "group" in rows else {}
         logps, entropies, aux_loss = trainer._get_per_token_logps_and_entropies(
@@ -249,8 +266,8 @@ class Updates:
         inputs = loss_inputs(rows, logps, entropies, step.normalizers, step.settings, entropy_mask, aux_loss)
         return compute_loss(inputs, step.settings)
 
-    def _repeat(self, model: Any) -> None:
-        """Compute the earlier training steps of this optimizer step again.
+    def _compute_done_again(self, model: Any) -> None:
+        """Compute the earlier training steps of the optimizer step again.
 
         Some parameters may have the gradient of the failed training step already, so all gradients are dropped.
         """
@@ -258,7 +275,7 @@ class Updates:
         step = self._current_step()
         step.metrics = LossMetrics()
         for done in step.done:
-            self.trainer.accelerator.backward(self.trainer._compute_loss(model, done))
+            self.trainer.accelerator.backward(self._accumulated_loss(model, done, step))
 
     def _reduce_result(self, step: OptimizerStep) -> StepResult:
         """Log the metrics of a step's loss, and update the coefficient of the entropy bonus. All ranks call this."""
@@ -274,21 +291,6 @@ class Updates:
                 update_entropy_coef(trainer, result.entropy)
                 self.meter.add({metrics.ENTROPY_COEF: trainer.entropy_coef})
         return result
-
-
-def planned_together(step: int, rollout: int, accumulation: int) -> range:
-    """Return the training steps that are planned together with number ``step`` of the run, by their numbers in its
-    rollout: rows change places within these only.
-
-    A rollout has ``rollout`` training steps, and an optimizer step has ``accumulation``. Both may end within the other,
-    but not within the training steps that are planned together.
-
-    >>> [planned_together(step, rollout=6, accumulation=4) for step in (0, 1, 2, 9)]
-    [range(0, 2), range(0, 2), range(2, 4), range(2, 4)]
-    """
-    size = math.gcd(rollout, accumulation)
-    first = step % rollout // size * size
-    return range(first, first + size)
 
 
 def sees_rows(trainer: "TrlTrainer") -> bool:

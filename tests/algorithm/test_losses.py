@@ -202,6 +202,7 @@ def stand_in(chosen):
         current_gradient_accumulation_steps=3,
         aux_loss_enabled=True,
         router_aux_loss_coef=0.3,
+        is_deepspeed_enabled=False,
         use_adaptive_entropy=kind == "adaptive",
         entropy_coef=0.5,
         _entropy_bonus_enabled=kind != "none",
@@ -276,6 +277,8 @@ def updates_of(trainer):
     updates.trainer, updates.settings, updates.ranks = trainer, OURS, trainer.accelerator
     log = trainer._metrics["train" if trainer.model.training else "eval"]
     updates.meter = StepMeter(lambda: log, rollouts_per_step=1.0)
+    # As with images: TRL's rows are not planned.
+    updates.scorer = SimpleNamespace(has_images=True)
     updates.reset()
     return updates
 
@@ -283,7 +286,8 @@ def updates_of(trainer):
 def loss_of_ours(trainer, inputs, logps, entropies):
     updates = updates_of(trainer)
     trainer._get_per_token_logps_and_entropies = lambda *args, **kwargs: (logps, entropies, entropies.mean())
-    loss, step = updates.loss_of(None, inputs), updates._current_step()
+    step = updates.new_step()
+    loss = updates.loss_of(None, inputs, step)
     for _ in range(step.normalizers.accumulation):
         step.metrics.add(loss, loss_mask(inputs), len(logps))
     updates._reduce_result(step)
@@ -340,7 +344,7 @@ def test_ratio_and_kl_to_the_sampling_policy_are_means_over_the_tokens():
 def test_figures_of_parts_are_those_of_the_whole_and_skipped_rows_count_in_clip_means_alone():
     chosen = {**DEFAULTS, "beta": 0.3, "loss_type": "dapo"}
     trainer, (inputs, logps, entropies) = stand_in(chosen), random_rows(chosen)
-    settings, normalizers = loss_settings(trainer, OURS), updates_of(trainer)._current_step().normalizers
+    settings, normalizers = loss_settings(trainer, OURS), updates_of(trainer).new_step().normalizers
     whole, parts = LossMetrics(), LossMetrics(skipped_tokens=16)
     for step, indexes in ((whole, [[0, 1, 2, 3, 4]]), (parts, [[0, 3], [1, 2, 4]])):
         for index in indexes:
@@ -476,11 +480,12 @@ def test_a_users_surrogate_is_finite_where_a_ratio_overflows(ours):
     trainer = ours(surrogate="small_trainers:clip", num_iterations=2, loss_type="grpo")
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
-    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)]).micro_batches[0].rows)
+    rows = dict(trainer._prepare_inputs([{"prompt": p} for p in "ab" for _ in range(4)]))
     rows["old_per_token_logps"] = rows["old_per_token_logps"].clone()
     # TRL's clipped loss is finite: the advantage is above 0.
     rows["old_per_token_logps"][(rows["advantages"] > 0).nonzero()[0], 0] -= 200.0
-    assert trainer.grpo_math.updates.loss_of(trainer.model, rows).loss.isfinite()
+    updates = trainer.grpo_math.updates
+    assert updates.loss_of(trainer.model, rows, updates.step).loss.isfinite()
 
 
 def test_metrics_are_alike_on_a_rank_that_has_masked_rows_alone_which_count_nothing():

@@ -16,7 +16,7 @@ from grpo_math.generation import decoding
 from grpo_math.generation.folded_adapter import FoldedLayer
 from grpo_math.packing import micro_batches
 from grpo_math.packing.micro_batches import UpdatePlanner
-from grpo_math.trainer import contract, rollout_in_progress, state, updates
+from grpo_math.trainer import contract, rollout_in_progress, state
 from grpo_math.trainer.rollout_queue import RolloutQueue
 from grpo_math.trainer.trainer import MathGRPOTrainer
 
@@ -78,10 +78,10 @@ DEFECTS = {
         (losses, "entropy_sums"),
         lambda inputs, sums=losses.entropy_sums: sums(inputs) * torch.tensor([inputs.accumulation, 1]),
     ),
-    "rows of another rollout": (
+    "rows of another training step": (
         "bnpo",
-        (updates, "planned_together"),
-        lambda step, rollout, n: range(step % rollout // n * n, step % rollout // n * n + n),
+        (UpdatePlanner, "gather_planned"),
+        lambda self, rows, budget, gather=UpdatePlanner.gather_planned: gather(self, rows[:1] * len(rows), budget),
     ),
     "refresh of the reference": ("refreshed", (Reference, "refresh"), lambda self: None),
     "folded adapter": ("LoRA", (FoldedLayer, "__call__"), lambda self, inputs: self.base(inputs)),

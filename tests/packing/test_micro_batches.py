@@ -10,10 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
 
+from grpo_math.algorithm.loss_inputs import Normalizers
+from grpo_math.algorithm.losses import LossSettings
 from grpo_math.algorithm.rows import widths
 from grpo_math.errors import OutOfMemory
 from grpo_math.packing import micro_batches
-from grpo_math.packing.micro_batches import MicroBatch, TokenBudget, UpdatePlanner, accumulate, row_layout
+from grpo_math.packing.micro_batches import (
+    MicroBatch,
+    OptimizerStep,
+    TokenBudget,
+    UpdatePlanner,
+    accumulate,
+    row_layout,
+)
 from grpo_math.packing.row_plan import packed_tokens, plan_micro_batches
 
 BUDGET = 10  # tokens: the longer group of two completions
@@ -149,13 +158,14 @@ def test_fsdp2_synchronises_in_the_last_backward_pass_if_the_training_step_does(
 def test_out_of_memory_halves_the_largest_micro_batch_until_each_has_one_completion():
     ours, budget = planner(), TokenBudget(0, is_single_process=True)
     steps = ours.gather_planned(BATCHES, 10**6)
+    step = OptimizerStep(LossSettings(), Normalizers(), ours, plans=True, done=steps[:1], current=steps[1])
     # The groups have 3 + 7 and 3 + 3 tokens. At half of 16, a group of 10 is split in two.
     for most, expected in ((16, [16, 16]), (8, [6, 6, 6, 6, 7, 7]), (3, [4, 4, 5, 5, 6, 6, 7, 7])):
-        budget.split([*steps, steps[1]], ours, "out of memory\nmore")
+        step.split(budget, "out of memory\nmore")
         sizes = [packed_tokens(*row_layout(one.rows)[:3]) for step in steps for one in step.micro_batches]
         assert (budget.tokens, budget.state_dict(), sorted(sizes)) == (most, {"halved_to": most}, expected)
     with pytest.raises(OutOfMemory, match=r"of one completion, 7 tokens with its prompt: .* \(out of memory\)"):
-        budget.split(steps, ours, "out of memory\nmore")
+        step.split(budget, "out of memory\nmore")
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def poison(trainer, step):
     loss_of = trainer.grpo_math.updates.loss_of
     factors = {step: float("nan")} if trainer.accelerator.is_last_process else {}
 
-    def poisoned(model, rows):
-        computed = loss_of(model, rows)
+    def poisoned(*args):
+        computed = loss_of(*args)
         return computed._replace(loss=computed.loss * factors.get(trainer.state.global_step, 1.0))
 
     trainer.grpo_math.updates.loss_of = poisoned

@@ -214,11 +214,11 @@ def gradient_of_update(trainer, batches, packs):
     """The gradient of an optimizer step on TRL's micro-batches, as they are or packed."""
     updates, scorer = trainer.grpo_math.updates, trainer.grpo_math.scorer
     packed = scorer.packed
-    updates.reset()
     trainer.model.zero_grad()
     scorer.packed = packed if packs else None
-    for step in updates._gather_planned(batches):
-        updates.compute_loss(None, trainer.model, step).backward()
+    step = updates.new_step()
+    for planned in updates._gather_planned(batches, step):
+        updates._accumulated_loss(trainer.model, planned, step).backward()
     scorer.packed = packed
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
 

@@ -10,6 +10,7 @@ from small_vllm import trainer_of
 from transformers.trainer_utils import IntervalStrategy
 
 from grpo_math import evaluate
+from grpo_math.trainer.trainer_parts import Program
 
 ROWS = [{"prompt": f"What is {a} + 4?", "answer": str(a + 4)} for a in range(5)]
 
@@ -49,7 +50,7 @@ def test_held_out_sets_are_evaluated_in_one_event_and_leave_the_metrics_of_a_ste
     )
     values = iter((0.25, 0.5))
     trainer.args.eval_strategy = IntervalStrategy.STEPS
-    trainer.grpo_math.evaluate_heldout = lambda: {"eval_sums_accuracy": next(values)}
+    trainer.grpo_math.program = Program(evaluate_heldout=lambda: {"eval_sums_accuracy": next(values)})
     trainer.add_callback(events := Evaluated())
     trainer.train()
     assert [metrics["eval_sums_accuracy"] for metrics in events.metrics] == [0.25, 0.5]

@@ -63,8 +63,8 @@ def test_a_loss_that_is_not_finite_is_a_bad_step_at_any_scale(in_float16):
     trainer = in_float16(max_steps=1, max_nonfinite_steps=2)
     loss_of = trainer.grpo_math.updates.loss_of
 
-    def loss(model, rows):
-        result = loss_of(model, rows)
+    def loss(*args):
+        result = loss_of(*args)
         return result._replace(**{name: getattr(result, name) * torch.nan for name in ("loss", "policy_loss")})
 
     trainer.grpo_math.updates.loss_of = loss

@@ -25,6 +25,7 @@ from grpo_math.trainer import run_files
 from grpo_math.trainer.grader import Grader
 from grpo_math.trainer.loss_settings import loss_settings
 from grpo_math.trainer.reward_funcs import check_gold_answers
+from grpo_math.trainer.trainer_parts import Program
 
 ROWS = [{"prompt": "What is 3 + 4?", "answer": "7"}, {"prompt": "What is 2 + 2?", "answer": "4"}]
 
@@ -263,7 +264,7 @@ def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_l
         raise error
 
     trainer = ours(reward, max_steps=1)
-    trainer.grpo_math.is_recipe_run = recipe
+    trainer.grpo_math.program = Program(is_recipe=recipe)
     for call in (trainer.train, lambda: trainer.evaluate(trainer.train_dataset)):
         with pytest.raises(
             RewardError, match=f"^reward function reward raised {type(error).__name__}: [^\n]*$"
@@ -281,7 +282,7 @@ def test_a_script_catches_the_type_that_its_reward_raises_and_a_recipe_has_one_l
 
 
 def test_a_rank_without_the_error_raises_its_type_too(monkeypatch):
-    trainer = SimpleNamespace(grpo_math=SimpleNamespace(is_recipe_run=False))
+    trainer = SimpleNamespace(grpo_math=SimpleNamespace(program=Program()))
     grader = Grader(trainer, None, 1.0, None)
     for name, kind in ((f"{__name__}:Budget", Budget), ("builtins:TimeoutError", TimeoutError), ("a:b.c", RewardError)):
         monkeypatch.setattr(module, "agree_on_first", lambda _, name=name: name)
@@ -353,8 +354,11 @@ def test_rows_keep_the_number_of_their_group_through_resampling_and_trls_shuffle
     monkeypatch.setattr(Grader, "grade", lambda grader, *given: grades(*given))
     settings = {"per_device_train_batch_size": 2, "steps_per_generation": 4, "gradient_accumulation_steps": 4}
     trainer = ours("accuracy", problems("emhm"), resample_groups=2, max_steps=1, **settings)
+    callback, optimizer_steps = TrainerCallback(), []
+    callback.on_substep_end = lambda *_, **__: optimizer_steps.append(trainer.grpo_math.updates.step)
+    trainer.add_callback(callback)
     trainer.train()
-    rows = [one.rows for step in trainer.grpo_math.updates.planned for one in step.micro_batches]
+    rows = [one.rows for step in optimizer_steps[-1].done for one in step.micro_batches]
     assert rows
     prompts = {}
     for one in rows:

@@ -18,6 +18,7 @@ from grpo_math.errors import RewardError, UserError
 from grpo_math.run import checkpoints
 from grpo_math.trainer import state
 from grpo_math.trainer.rollout_queue import order
+from grpo_math.trainer.trainer_parts import Program
 
 # Two optimizer steps train on each rollout, and a line of the log is about two: each odd step is in the middle of both.
 RUN = {
@@ -189,7 +190,7 @@ def test_a_second_call_whose_evaluation_fails_saves_its_own_step_and_a_third_one
 
     random_states, trainer = [], ours(max_steps=1, save_strategy="steps")
     trainer.args.eval_strategy, trainer.args.eval_steps = IntervalStrategy.STEPS, 1
-    trainer.grpo_math.evaluate_heldout = evaluate
+    trainer.grpo_math.program = Program(evaluate_heldout=evaluate)
     trainer.train()
     with pytest.raises(RewardError, match=r"\(checkpoint-1 is saved: "):
         trainer.train()

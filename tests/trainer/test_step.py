@@ -55,15 +55,15 @@ def test_memory_that_runs_out_while_earlier_steps_are_replayed_loses_no_step(trl
     updates, first_step = trainer.grpo_math.updates, set()
     loss_of = updates.loss_of
 
-    def loss(model, rows):
+    def loss(model, rows, step):
         completions = {str(ids[ids != 2].tolist()) for ids in rows["completion_ids"]}
-        if not updates.step.done and trainer.state.global_step == 0:
+        if not step.done and trainer.state.global_step == 0:
             first_step.update(completions)
         # Once in the second training step, and once more while the first one is replayed for it.
         elif len(failures) < 2:
             failures.append(completions <= first_step)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        return loss_of(model, rows)
+        return loss_of(model, rows, step)
 
     counts, log = [], trainer.log
 
@@ -154,9 +154,9 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_and_the_run_goes_on(facto
     trainer = ours(optim="adamw_torch", max_grad_norm=max_grad_norm, logging_steps=1, max_steps=4)
     loss_of, before = trainer.grpo_math.updates.loss_of, []
 
-    def loss(model, rows):
+    def loss(*args):
         before.append(weights(trainer.model))
-        result = loss_of(model, rows)
+        result = loss_of(*args)
         return result._replace(loss=result.loss * (factor if trainer.state.global_step == 1 else 1.0))
 
     trainer.grpo_math.updates.loss_of = loss

@@ -61,10 +61,10 @@ def compute_few(trainer: Any) -> None:
     done = [0] * STEPS
     largest: list[Any] = []
 
-    def few(model: Any, rows: Any) -> Any:
+    def few(model: Any, rows: Any, optimizer_step: Any) -> Any:
         if not largest:  # the trial of the longest comes first
             largest.append(rows)
-            return loss_of(model, rows)
+            return loss_of(model, rows, optimizer_step)
         step = trainer.state.global_step
         done[step] += 1
         if done[step] > PARTS:
@@ -73,8 +73,8 @@ def compute_few(trainer: Any) -> None:
         # The largest part can come when gradients and the optimizer's state are there.
         if step > 0 and done[step] == min(2, done[0]):
             # Without metrics, which are of other rows than those of this part.
-            return loss_of(model, largest[0])._replace(metrics={})
-        return loss_of(model, rows)
+            return loss_of(model, largest[0], optimizer_step)._replace(metrics={})
+        return loss_of(model, rows, optimizer_step)
 
     trainer.grpo_math.updates.loss_of = few
 
