@@ -44,7 +44,7 @@ class RunWriter(History):
     Each file is written by the main process; weights by all processes together.
     """
 
-    def __init__(self, trainer: "GRPOTrainer") -> None:
+    def __init__(self, trainer: "TrlTrainer") -> None:
         self.run_dir = Path(str(trainer.args.output_dir))
         self.trainer = trainer
         super().__init__(self.run_dir)
@@ -68,7 +68,7 @@ class RunWriter(History):
 class RunFiles(RunWriter):
     """The writer for a script, which has no recipe to record and may train in a folder with the user's files."""
 
-    def __init__(self, trainer: "GRPOTrainer") -> None:
+    def __init__(self, trainer: "TrlTrainer") -> None:
         self.written = set[Path]()  # the evaluations that this process has written
         self.earlier: Path | None = None  # the folder to which this run has moved files of an earlier one
         self.is_first = True  # until this trainer trains
@@ -161,7 +161,7 @@ def without_run_files(trainer: "GRPOTrainer") -> Iterator[None]:
         yield
 
 
-def settings_as_recipe(trainer: Any) -> dict[str, Any]:
+def settings_as_recipe(trainer: "TrlTrainer") -> dict[str, Any]:
     """Return the settings of a trainer under their names in a recipe."""
     from grpo_math.trainer.config import MathGRPOConfig
 

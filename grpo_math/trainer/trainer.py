@@ -7,12 +7,12 @@ TRL's other names are TRL's, and free for a user's subclass. docs/internals.md (
 TRL or transformers calls              and gets
 =====================================  ===============================================================================
 _get_train_sampler                     TRL's sampler, which `RolloutQueue` reads ahead
-training_step, _prepare_inputs         planned micro-batches in place of TRL's rows (`Updates`)
+training_step, _prepare_inputs         TRL's rows, which are planned into micro-batches (`Updates`)
 _generate_and_score_completions        TRL's rollout, resampled, with our advantages (`RolloutMaker`)
 _generate_single_turn                  TRL's completions, of a group whose prompt is computed once
 _get_per_token_logps_and_entropies     TRL's scores, from packed rows (`RowScorer`)
 _calculate_rewards                     the rewards of graded completions (`Grader`)
-_compute_loss                          the loss of algorithm/losses.py, which a test compares with TRL's
+_compute_loss                          the loss of the planned micro-batches (algorithm/losses.py), compared in a test
 _get_grad_norm                         the norm; a gradient that is not finite is dropped (`NonFiniteSteps`)
 _save..., _load..., _run_epoch, train  checkpoints that end as if the run had not stopped (`RunState`)
 evaluate, log, push_to_hub             held-out sets, a table that Parquet can hold, a repository without run files

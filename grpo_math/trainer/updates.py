@@ -98,7 +98,10 @@ class Updates:
         return loss
 
     def _prepare_models(self, model: Any, inputs: Any) -> None:
-        """Check the models before an optimizer step, because a script may have changed them. All ranks call this."""
+        """Check the models before an optimizer step, because a script may have changed them. All ranks call this.
+
+        Before the first one, try the largest micro-batch.
+        """
         gradients.refuse_frozen(self.trainer, self.settings)
         self.scorer.agree_to_pack()
         # Not in the constructor, because `train` prepares the model.
@@ -142,7 +145,7 @@ class Updates:
         if not trainer.model.training:
             return trl_prepare_inputs(batch)
         position, rollout = trainer._step % args.steps_per_generation, trainer._buffered_inputs
-        # Memory ran out. TRL's method could sample the rollout again.
+        # Memory ran out, and the same training step comes again. TRL's method would sample again if it samples here.
         if self.step is not None and self.step.current is not None:
             return rollout[position]
         rows = trl_prepare_inputs(batch)
@@ -151,7 +154,7 @@ class Updates:
             self.scorer.agree_to_pack()
         step = self._current_step()
         if step.plans and not step.planned:
-            # Rows change places within an optimizer step and a rollout only. Both may end within the other.
+            # Rows stay in their optimizer step and in their rollout. Each of the two may end within the other.
             left = args.gradient_accumulation_steps - len(step.done) % args.gradient_accumulation_steps
             step.planned = self._gather_planned(trainer._buffered_inputs[position : position + left], step)
         step.current = step.planned.pop(0) if step.planned else None

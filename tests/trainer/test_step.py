@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from peft import LoraConfig, PeftModel, get_peft_model
 from small_generation import of_library
-from small_trainers import SMALL, STEPS, letters, relative, runs_out_forward, weights
+from small_trainers import KINDS, SMALL, STEPS, letters, relative, runs_out_forward, weights
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOTrainer
 
@@ -90,23 +90,42 @@ def test_seconds_of_a_failed_attempt_are_seconds_of_the_step(ours):
     assert trainer.state.log_history[0][metrics.SECONDS_UPDATE] > 0
 
 
-def test_a_call_that_was_interrupted_within_an_optimizer_step_leaves_nothing_to_the_next(ours, monkeypatch):
-    class Interrupts(TrainerCallback):
-        def on_substep_end(self, args, state, control, **kwargs):
-            if state.global_step == 1 and not interrupted:
-                interrupted.append(True)
-                raise KeyboardInterrupt
+class Interrupts(TrainerCallback):
+    """Interrupts a run once, within this optimizer step."""
 
-    interrupted, counted = [], []
+    def __init__(self, step):
+        self.step = step
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.step = None
+            raise KeyboardInterrupt
+
+
+def test_a_call_that_was_interrupted_within_an_optimizer_step_leaves_nothing_to_the_next(ours, monkeypatch):
+    counted = []
     reduce = LossMetrics.reduce
     monkeypatch.setattr(LossMetrics, "reduce", lambda self, ranks, n: counted.append(n) or reduce(self, ranks, n))
     trainer = ours(**AS_TRL, save_strategy="steps", save_steps=1)
-    trainer.add_callback(Interrupts())
+    trainer.add_callback(Interrupts(1))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert len(trainer.grpo_math.updates.step.done) == 1
     trainer.train(resume_from_checkpoint=True)
     assert counted == [4] * 3
+
+
+def test_a_call_that_begins_within_a_rollout_keeps_rows_in_their_optimizer_steps_as_trl(ours):
+    ends = []
+    for kind in ("ours", "trl"):
+        trainer = ours(letters, folder=kind, **{**AS_TRL, **KINDS[kind]}, steps_per_generation=6)
+        trainer.add_callback(Interrupts(0))
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.model.zero_grad()
+        trainer.train()
+        ends.append(weights(trainer.model))
+    assert relative(*ends) < 1e-6
 
 
 def test_adaptive_entropy_moves_once_in_an_optimizer_step_also_if_a_subclass_sees_rows(ours, caplog):
