@@ -81,6 +81,9 @@ def gather_metrics(rows: Rows, ranks: Ranks) -> dict[str, float]:
     >>> weighted = {**rows, "importance_sampling_ratio": torch.tensor([[1.0], [0.0]])}
     >>> gather_metrics(weighted, one)["sampling/dropped_tokens"]
     0.5
+    >>> short = {**weighted, "completion_mask": torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]])}
+    >>> gather_metrics(short, one)[metrics.WEIGHT_BY_LENGTH[0]]
+    1.0
     >>> gather_metrics(rows, one), gather_metrics({**weighted, "completion_mask": zeros}, one)
     ({}, {})
     """

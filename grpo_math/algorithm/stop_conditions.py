@@ -58,7 +58,16 @@ class StopConditions:
         }
 
     def gather_masked(self, rows: Rows, ranks: Ranks) -> Rows:
-        """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does."""
+        """Mask the truncated completions, as TRL's ``mask_truncated_completions`` does.
+
+        >>> from types import SimpleNamespace
+        >>> tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+        >>> stops = StopConditions(tokenizer, Request(stop=["!"]), ends=[0])
+        >>> ids = torch.tensor([[*b"ye", 0], [*b"yes"], [*b"no!"]])
+        >>> rows = {"completion_ids": ids, "completion_mask": torch.ones_like(ids)}
+        >>> stops.gather_masked(rows, Ranks(0, 1, "cpu", gather=lambda count: count))["completion_mask"].tolist()
+        [[1, 1, 1], [0, 0, 0], [1, 1, 1]]
+        """
         if not self.strings:
             return rows
         mask, ids = rows["completion_mask"], rows["completion_ids"].tolist()

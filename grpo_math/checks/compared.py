@@ -84,7 +84,8 @@ def letters(completions: list[Any], **columns: Any) -> list[float]:
 
 def some_lengths(completions: list[Any], **columns: Any) -> list[float | None]:
     """Return the lengths of most completions: another reward, which cannot grade every completion."""
-    return [None if len(str(completion)) % 5 == 1 else float(len(str(completion))) for completion in completions]
+    ungraded = {1: None, 2: math.nan}
+    return [ungraded.get(len(str(completion)) % 5, float(len(str(completion)))) for completion in completions]
 
 
 def rollout_with_tools(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -94,6 +95,18 @@ def rollout_with_tools(prompts: list[Any], trainer: Any) -> dict[str, Any]:
     completions = [torch.randint(5, len(CHARACTERS), (len(mask),), generator=drawn).tolist() for mask in masks]
     prompt_ids = trainer.processing_class(prompts)["input_ids"]
     return {"prompt_ids": prompt_ids, "completion_ids": completions, "env_mask": masks, "logprobs": None}
+
+
+def rollout_of_answers(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+    """Return right and wrong answers (a `rollout_func`), which random weights do not give."""
+    drawn = torch.Generator().manual_seed(trainer.state.global_step)
+    texts = [f"#### {number}" for number in torch.randint(7, 9, (len(prompts),), generator=drawn).tolist()]
+    prompt_ids, completion_ids = (trainer.processing_class(rows)["input_ids"] for rows in (prompts, texts))
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+
+def right_answers(completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+    return [float(text == f"#### {number}") for text, number in zip(completions, answer, strict=True)]
 
 
 def config(kind: type, folder: Any, **settings: Any) -> Any:

@@ -20,7 +20,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOTrainer
 
-from grpo_math import algorithm, packing, planner, rewards
+from grpo_math import algorithm, generation, grading, packing, planner, rewards, trainer
 from grpo_math.checks.compared import (
     BASE,
     KINDS,
@@ -34,6 +34,8 @@ from grpo_math.checks.compared import (
     letters,
     make,
     relative,
+    right_answers,
+    rollout_of_answers,
     rollout_with_tools,
     run_out_of_memory,
     sample_apart,
@@ -92,6 +94,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "a chat": {"rows": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS]}
     | {"template": TEMPLATE, "chat_template_kwargs": {"hint": "briefly"}},
     "tokens of tools": {**SMALL, "rollout_func": rollout_with_tools, "beta": 0.1},
+    "graded answers": {"rollout_func": rollout_of_answers, "trl": {"rewards": right_answers}}
+    | {"rows": [{"prompt": prompt, "answer": str(7 + i % 2), "solution": "9"} for i, prompt in enumerate(PROMPTS)]}
+    | {"ours": {"rewards": rewards.REWARDS["accuracy"]}},
     "several micro-batches": {**SMALL, "loss_type": "grpo", "num_iterations": 2, "beta": 0.05}
     | {"ours": {"max_tokens_per_micro_batch": 20}},
     "out of memory": {**SMALL, "loss_type": "grpo", "beta": 0.05, "ours": {"runs_out": True}},
@@ -211,7 +216,9 @@ def resumed(model: str) -> float:
     """Return how far a run that continues within a rollout of its second epoch ends from one that was not stopped."""
     settings: dict[str, Any] = {"max_steps": 8, "save_strategy": "steps", "save_steps": 5, "num_iterations": 2}
     # Adam, the reference and the coefficient of the entropy have a state.
-    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3, **ADAPTIVE}
+    settings |= {"optim": "adamw_torch", "learning_rate": 1e-3}
+    # The entropy is above the target, so that the coefficient falls.
+    settings |= {**ADAPTIVE, "entropy_target": 4.0, "entropy_coef_delta": 0.01}
     settings |= {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2, "rows": ROWS, "logging_steps": 2}
     whole = train(make_trainer("ours", model, f"{model}/whole", **settings))
     second = make_trainer("ours", model, f"{model}/second", **settings)
@@ -271,7 +278,7 @@ def greedy_difference(folder: str) -> float:
 
 def failed_doctests() -> float:
     """Return the number of examples that print something else; infinite if Python has dropped them."""
-    packages = (algorithm, packing, rewards)
+    packages = (algorithm, packing, rewards, generation, grading, trainer)
     modules = [module for one in packages for module in pkgutil.iter_modules(one.__path__, f"{one.__name__}.")]
     results = [
         doctest.testmod(importlib.import_module(module.name), optionflags=doctest.ELLIPSIS) for module in modules
