@@ -226,14 +226,16 @@ def sample_apart(trainer: Any) -> None:
 
 
 def run_out_of_memory(trainer: Any) -> None:
-    """Let memory run out in the first loss of the run, and within a later optimizer step."""
-    updates, calls = trainer.grpo_math.updates, iter(range(1000))
+    """Let memory run out in the first loss of the run, and in a later training step of an optimizer step."""
+    updates, due = trainer.grpo_math.updates, [True, True]
     loss_of = updates.loss_of
 
-    def with_errors(*args: Any) -> Any:
-        if next(calls) in (0, 6):
+    def with_errors(model: Any, rows: Any, step: Any) -> Any:
+        is_late = bool(step.done)
+        if due[is_late]:
+            due[is_late] = False
             raise torch.OutOfMemoryError("out of memory, as a test")
-        return loss_of(*args)
+        return loss_of(model, rows, step)
 
     updates.loss_of = with_errors
 

@@ -59,6 +59,7 @@ from grpo_math.trainer.trainer import MathGRPOTrainer
 TWO_UPDATES = {"num_iterations": 2, "beta": 0.01}
 # The entropy of the third step is above the target.
 ADAPTIVE = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_coef_delta": 0.05, "entropy_target": 4.495}
+ADAPTIVE |= {"entropy_coef_max": 0.12}
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}{% if hint %}{{ hint }}{% endif %}"
 # A check -> the settings of both trainers, and of each one alone. Each reaches another part of TRL's loss or loop.
 RUNS: dict[str, dict[str, Any]] = {
@@ -86,7 +87,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "LoRA, kl, accumulated": {**SMALL, "lora": True, "beta": 0.5, "num_iterations": 2},
     "entropy, truncated masked": {**SMALL, "entropy_coef": 0.01, "mask_truncated_completions": True}
     | {"repetition_penalty": 1.2},
-    "adaptive entropy": {**ADAPTIVE, "top_entropy_quantile": 0.5},
+    "adaptive entropy": {**ADAPTIVE, "top_entropy_quantile": 0.5}
+    | {"eval_strategy": "steps", "eval_steps": 1, "eval_dataset": ROWS},
     "sequences, old rollouts": {"importance_sampling_level": "sequence", "loss_type": "luspo"}
     | {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "pad_to_multiple_of": 8},
     "weights of a sampler": {**SMALL, "loss_type": "grpo", "sampler": True, "off_policy_mask_threshold": 0.1},

@@ -108,6 +108,9 @@ def layout(padded: PaddedRows) -> Layout:
     Layout(prompts=[(5, 6), (5, 6)], prompt_tokens=[2, 2], completion_tokens=[1, 1], has_holes=False)
     >>> [layout(PaddedRows(ids, mask, 2, torch.tensor(group))).prompts for group in ([3, 3], [3, 4])]
     [[(3, 0), (3, 0)], [(3, 0), (4, 0)]]
+    >>> others = (ids * torch.tensor([[1], [2]]), mask), (ids, mask * torch.tensor([[1] * 5, [0, 0, 1, 1, 1]]))
+    >>> [layout(PaddedRows(*other, 2, torch.tensor([3, 3]))).prompts for other in others]
+    [[(3, 0), (3, 2)], [(3, 0), (3, 2)]]
     >>> masks = [torch.tensor([mask]) for mask in ([0, 1, 1, 0, 1], [1, 0, 1, 1, 1])]
     >>> [layout(PaddedRows(ids[:1], mask, 2)).has_holes for mask in masks]
     [True, True]

@@ -35,6 +35,8 @@ def plan_micro_batches(
     [[[0, 1, 2]]]
     >>> plan_micro_batches("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=10)
     [[[0, 1], [2, 3]]]
+    >>> plan_micro_batches("aaa", [5] * 3, [3] * 3, budget=10)
+    [[[0, 1], [2]]]
     >>> plan_micro_batches("aabb", [5, 5, 3, 3], [2, 4, 6, 1], budget=20, ranks=2)
     [[[0, 1]], [[2, 3]]]
     """

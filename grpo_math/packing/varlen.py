@@ -223,7 +223,13 @@ def _mask(queries: int, keys: int, window: int | None, device: torch.device) -> 
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks."""
+    r"""Compute attention with scores :math:`c \tanh(s / c)` and with sinks.
+
+    >>> q, k, v = (torch.tensor(values).view(1, 1, -1, 1) for values in ([2.0], [0.0, 2.0], [0.0, 1.0]))
+    >>> score = math.log(_eager(q, k, v, AttentionParams(scale=1.0, dropout=0.0, window=None, softcap=8.0)) ** -1 - 1)
+    >>> round(-score, 4) == round(8 * math.tanh(4 / 8), 4)
+    True
+    """
     # Scaled before the product, which could exceed the largest number of float16.
     products = q * (1 / math.sqrt(q.size(-1)) if params.scale is None else params.scale) @ k.transpose(2, 3)
     # The cap comes before the mask: tanh would turn a masked score of -inf into a finite one.
