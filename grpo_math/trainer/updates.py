@@ -1,8 +1,8 @@
 """Updates: from TRL's rows of a rollout to the gradient of an optimizer step, and its result.
 
-TRL keeps the rows of a rollout, one dict for each training step. When an optimizer step begins, its rows are planned
-into micro-batches, and its settings are read. Each training step computes some of the micro-batches. If memory runs
-out, the training steps of the optimizer step are computed again with smaller ones.
+TRL keeps the rows of a rollout, one dict for each training step. When an optimizer step begins, its settings are read,
+and its rows are planned into micro-batches. Each training step computes some of the micro-batches. If memory runs out,
+the training steps of the optimizer step are computed again with smaller ones.
 """
 
 import time
@@ -85,7 +85,7 @@ class Updates:
         """Call TRL's `training_step`, which calls `_prepare_inputs` and `_compute_loss`. All ranks call this."""
         if self.step is None:
             self._prepare_models(model, inputs)
-        loss = self._computed(partial(trl_training_step, model, inputs, *others), model)
+        loss = self._compute_within_memory(partial(trl_training_step, model, inputs, *others), model)
         step = self._current_step()
         if step.current is not None:
             step.done.append(step.current)
@@ -116,7 +116,7 @@ class Updates:
                 splits=not self._keeps_trl_batches,
             )
 
-    def _computed(self, trl_training_step: Callable[[], Tensor], model: Any) -> Tensor:
+    def _compute_within_memory(self, trl_training_step: Callable[[], Tensor], model: Any) -> Tensor:
         """Return the loss of a training step. If memory runs out, compute the optimizer step again in smaller parts."""
         failure: str | None = None
         started = time.perf_counter()
