@@ -47,7 +47,7 @@ def write_program(path: Path, text: str) -> None:
 
 
 def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, slices: str = "") -> None:
-    """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code.
+    """Write a nvidia-smi that prints these rows, with \\n for a line end, and ends with this exit code; first in PATH.
 
     ``gpus``: number, UUID, MB of memory and MB in use; then perhaps the capability, the driver, the MIG mode and the
     name. ``processes``: the UUID of a GPU, a process and its program. ``slices``: of ``-L``.
@@ -57,6 +57,7 @@ def nvidia_smi(folder: Path, gpus: str, processes: str = "", code: int = 0, slic
     gpus = "\\n".join(", ".join([*row, *rest[len(row) - 4 :]]) if len(row) > 3 else row[0] for row in rows)
     of_query = f"case $1 in -L) printf '{slices}';; *apps*) printf '{processes}';; *) printf '{gpus}';; esac"
     write_program(folder / "nvidia-smi", f"#!/bin/sh\n{of_query}\nexit {code}\n")
+    os.environ["PATH"] = f"{folder.resolve()}{os.pathsep}{os.environ['PATH']}"
     run_once.cache_clear()
 
 

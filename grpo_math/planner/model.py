@@ -82,7 +82,7 @@ once
     if method != "mxfp4":
         reason = f"is stored quantised by {method!r}, whose sizes the plan does not know"
         raise NotPlanned("model_name_or_path", source, reason, "name the unquantised model")
-    measure = partial(measured, source, shape_fields(config), measures=measures)
+    measure = partial(measured, source, shape_fields(config), measure=measure_now if measures else None)
     return Shape(measured=measure, **measure(None))
 
 
@@ -116,17 +116,20 @@ def wanted_modules(settings: RunSettings) -> Any:
 # Measurements: shipped, cached, or made now
 
 
-def measured(source: str, config: Json, how: Json | None, measures: bool = True) -> Json:
-    """Return the answer of measure.py: the memory of a model set up as in ``how``, or its shapes if ``how`` is None."""
+def measured(source: str, config: Json, how: Json | None, measure: Callable[..., Json] | None) -> Json:
+    """Return the answer of measure.py: the memory of a model set up as in ``how``, or its shapes if ``how`` is None.
+
+    ``measure`` answers if the measurement is neither shipped nor in the cache; None: such a model is refused.
+    """
     key = measurement_key(config, how)
     path = cache_dir() / "measured" / f"{FORMAT}-{key}.json"
     if key in stored("measured.json"):
         return stored("measured.json")[key]
 
     def measurement() -> Json:
-        if not measures:
+        if measure is None:
             raise NotPlanned("model_name_or_path", source, "has not been measured", "grpo-math plan measures it once")
-        answer = _request(source, config, how)
+        answer = measure(source, config, how)
         if "error" in answer:
             refuse_expert_dropout(answer["error"], source)
             reason = f"cannot be measured ({answer['error']})"
@@ -158,7 +161,8 @@ def _worker() -> Any:
     return worker
 
 
-def _request(source: str, config: Json, how: Json | None) -> Json:
+def measure_now(source: str, config: Json, how: Json | None) -> Json:
+    """Return the answer of the measuring process."""
     worker = _worker()
     try:
         worker.stdin.write(json.dumps([config, how]) + "\n")

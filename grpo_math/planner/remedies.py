@@ -293,7 +293,7 @@ def changed(plan: MemoryPlan, configs: Configs, changes: Changes) -> MemoryPlan 
     fields, machine = _merged(changes), plan.machine
     if name := fields.pop(CONFIG, None):
         # Measuring takes seconds, so the plans of other configs use only existing measurements.
-        measured: Any = partial(machine.shape.measured, measures=False)  # type: ignore[call-arg]
+        measured: Any = partial(machine.shape.measured, measure=None)  # type: ignore[call-arg]
         machine = machine._replace(accelerate=configs[name], shape=replace(machine.shape, measured=measured))
     return plan.changed(fields, machine)
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import launching
 import pytest
 import yaml
 
@@ -21,7 +22,6 @@ from grpo_math.cli import main
 from grpo_math.errors import Finding
 from grpo_math.problems.datasets import load_problems
 from grpo_math.problems.prompts import as_template
-from grpo_math.system.gpus import Gpu
 from grpo_math.train import program
 
 ROOT = Path(__file__).parents[2]
@@ -143,8 +143,7 @@ def test_a_bad_setting_gives_one_line(case, here, request, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize("case", ONE_OF_EACH_CHECK, ids=lambda case: case["what"])
-def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, capsys, monkeypatch):
-    monkeypatch.setattr(program, "build_trainer", None)
+def test_training_ends_with_the_same_line_before_it_loads_weights(case, here, capsys):
     assert program.main(["--config", recipe(here, case["set"])]) == 2
     refused = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     message, _, remedy = case["says"].replace("CWD", str(here)).rpartition(". Remedy: ")
@@ -286,8 +285,8 @@ def test_show_prints_the_tokens_that_are_trained_on(here, capsys, template, star
     assert capsys.readouterr().out.count(f"{start}[the completion starts here]") == 2
 
 
-def test_doctor_checks_the_gpus_that_it_is_asked_for(monkeypatch, capsys):
-    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in (3, 5)])
+def test_doctor_checks_the_gpus_that_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    launching.nvidia_smi(tmp_path, "3, GPU-a, 24576, 0\\n5, GPU-b, 24576, 0\\n")
     monkeypatch.setattr("grpo_math.commands.doctor.doctor", lambda *arguments: [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

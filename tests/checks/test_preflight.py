@@ -853,7 +853,6 @@ def pretend(world: dict, here: Path, url: str, monkeypatch) -> None:
     monkeypatch.setattr(check_services, "SECONDS", 60.0)
     listed = "".join(f"{i}, GPU-{i}, 24576, 3, {gpu}\\n" for i, gpu in enumerate(world.get("gpus", ())))
     launching.nvidia_smi(here, listed)
-    monkeypatch.setenv("PATH", f"{here}{os.pathsep}{os.environ['PATH']}")
     replaced = {
         "gpu": (gpus, "visible_gpus"),
         "unusable": (gpus, "unusable"),

@@ -25,7 +25,7 @@ def trained(small, tmp_path):
     return write_adapter_run(tmp_path / "run", small, text)
 
 
-def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys, monkeypatch):
+def test_base_and_trained_are_asked_the_same_and_compared(trained, small, script, capsys, monkeypatch):
     write_problems(trained, problem_hashes(load_problems("generated:sums", "heldout", limit=3)))
     monkeypatch.setattr(evaluator, "grade_batch", Mock(wraps=evaluator.grade_batch))
     assert main(["evaluate", "--run", str(trained), *ASKED]) == 0
@@ -48,7 +48,7 @@ def test_base_and_trained_are_asked_the_same_and_compared(trained, small, capsys
     assert after.items() >= (asked | {"adapter": str(trained / "adapter")}).items()
     changed = {name for name in base if base[name] != after[name]}
     assert {"weights_hash", "rows"} <= changed <= base.keys() - {"prompt_hash", "problems_hash", "samples", "n"}
-    monkeypatch.setattr(engines.Model, "generator", None)  # all answers are there
+    script({})  # all answers are there
     assert main(["evaluate", "--run", str(trained), *ASKED, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer.keys() == {"base", "trained", "comparison"}
@@ -144,7 +144,7 @@ def folder(path: Path, row: dict) -> None:
     (path / "test.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
 
 
-def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, capsys, monkeypatch):
+def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, script, capsys, monkeypatch):
     monkeypatch.setenv("GRPO_MATH_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "data" / "aime2025", {"id": "0", "problem": "What is 3 + 4?", "answer": "7"})
@@ -165,7 +165,7 @@ def test_several_sets_give_one_table_and_load_the_model_once(tmp_path, small, ca
         ("boxed", 1, 0.0),
     ]
     assert kept[2]["rows"][0]["tolerance"] == pytest.approx(8e-5)
-    monkeypatch.setattr(engines.Model, "generator", None)  # all answers are there
+    script({})  # all answers are there
     assert main(asked) == 0
     assert capsys.readouterr().out.splitlines() == [
         "                n  mean@  accuracy  95% interval  in format     cut",

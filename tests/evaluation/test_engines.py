@@ -76,7 +76,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     monkeypatch.setattr(engines, "ServerProcess", starting := Mock(return_value=process))
     monkeypatch.setattr(engines, "executable", lambda: "vllm")
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    monkeypatch.setattr(engines.tempfile, "tempdir", str(adapter))
+    monkeypatch.setattr("tempfile.tempdir", str(adapter))
     stopped = []
     evaluate(small, SUMS, max_new_tokens=1, backend="vllm", progress=False)
     assert "--weight-transfer-config" not in starting.call_args.args[0]

@@ -5,6 +5,7 @@ What training and doctor make of it is in test_doctor.py."""
 import errno
 import shutil
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -255,6 +256,6 @@ def test_a_model_without_a_name_or_without_its_package_is_an_error_that_says_how
     with pytest.raises(ConfigError, match="model_name_or_path=None is missing"):
         models.model_path(None)
     monkeypatch.setattr(embedded, "WHEEL", "./no-such-wheel.whl")
-    monkeypatch.setattr(embedded.metadata, "distribution", lambda name: embedded.metadata.Distribution.from_name("no"))
+    monkeypatch.setattr(metadata, "distribution", lambda name: metadata.Distribution.from_name("no"))
     with pytest.raises(UserError, match=r"could not be fetched \(.+\): install .* or name another model"):
         embedded._gguf_file(tmp_path)

@@ -73,7 +73,7 @@ def test_a_rope_that_reads_the_length_of_a_pass_is_planned_for_the_lengths_that_
     measuring, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
-    monkeypatch.setattr(model, "_request", lambda source, config, how: measuring((config, how))[0])
+    monkeypatch.setattr(model, "measure_now", lambda source, config, how: measuring((config, how))[0])
     rope = {"type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
     lengths = {"max_position_embeddings": 8192, "original_max_position_embeddings": 1024}
     config = {"model_type": "phi3", **SMALL, **lengths, "vocab_size": 32064, "rope_scaling": rope}

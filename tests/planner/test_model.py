@@ -41,12 +41,10 @@ def test_a_family_is_measured_exactly(tmp_path, monkeypatch, capsys):
 
 def test_an_answer_of_the_measuring_process_is_kept_unless_it_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("GRPO_MATH_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        "grpo_math.planner.model._request", Mock(side_effect=[{"layers": 2}, {"error": "KeyError: no"}])
-    )
-    assert [measured("mine", {"hidden_size": 8}, None) for _ in (1, 2)] == [{"layers": 2}] * 2
+    ask = Mock(side_effect=[{"layers": 2}, {"error": "KeyError: no"}])
+    assert [measured("mine", {"hidden_size": 8}, None, ask) for _ in (1, 2)] == [{"layers": 2}] * 2
     with pytest.raises(NotPlanned, match=r"'mine' cannot be measured \(KeyError: no\)"):
-        measured("mine", {}, None)
+        measured("mine", {}, None, ask)
 
 
 @pytest.mark.parametrize(("text", "error"), [("not json", r"config\.json"), (None, r"has no config\.json")])

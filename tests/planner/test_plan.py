@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import launching
 import pytest
 import yaml
 
@@ -23,7 +24,6 @@ from grpo_math.settings.fields import fields
 from grpo_math.settings.recipe import read
 from grpo_math.settings.rules import violations
 from grpo_math.settings.run_settings import RunSettings
-from grpo_math.system.gpus import Gpu
 from grpo_math.system.machine import GB
 
 ROOT = Path(__file__).parents[2]
@@ -127,14 +127,15 @@ PASTED = [  # the card, and fields next to those of gsm8k_8gb
 
 
 @pytest.mark.parametrize(("card", "more"), PASTED)
-def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, monkeypatch, capsys):
-    monkeypatch.setattr("grpo_math.planner.model._request", None)
+def test_the_line_to_paste_fits_and_each_of_its_changes_is_needed(card, more, capsys):
     options = ["--card", card] if card == "t4" else ["--gpu_memory", card]
     before = ["gsm8k_8gb", *more.split(), "--gpus", "1"]
 
     def answer(words):
         code = main(["plan", "--json", "--config", *words, *options, "--cpu_memory", "32"])
-        return code, json.loads(capsys.readouterr().out)
+        out, err = capsys.readouterr()
+        assert "measuring" not in err, "all of it is shipped"
+        return code, json.loads(out)
 
     code, first = answer(before)
     assert code == 1
@@ -243,11 +244,10 @@ def test_a_recipe_that_cannot_fit_says_what_is_missing_with_all_changes():
     assert "training needs" in answer["lacking"][0]
 
 
-def test_dropout_with_stacked_experts_is_one_line(monkeypatch):
-    error = {"error": "ValueError: lora.ParamWrapper does not work with lora_dropout != 0."}
-    monkeypatch.setattr("grpo_math.planner.model._request", lambda *arguments: error)
+def test_dropout_with_stacked_experts_is_one_line():
+    answer = {"error": "ValueError: lora.ParamWrapper does not work with lora_dropout != 0."}
     with pytest.raises(UserError, match="stacked experts of mine: set it to"):
-        model.measured("mine", {"model_type": "mixtral"}, {"lora": {"lora_dropout": 0.1}})
+        model.measured("mine", {"model_type": "mixtral"}, {"lora": {"lora_dropout": 0.1}}, lambda *_: answer)
 
 
 # The command
@@ -290,7 +290,7 @@ FOUR = ["--gpus", "4", "--gpu-memory", "80", "--prompts_per_step", "16"]
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", list)
+    launching.nvidia_smi(tmp_path, "")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["plan", "--config", recipe(tmp_path, **fields), *options]) == 2
     out, err = capsys.readouterr()
@@ -298,8 +298,8 @@ def test_bad_input_is_one_line_and_exit_code_2(fields, options, named, tmp_path,
     assert named in err
 
 
-def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(number, 24.0, "") for number in range(2)])
+def test_the_gpus_of_this_machine_are_the_default_and_a_field_without_effect_is_named(tmp_path, capsys):
+    launching.nvidia_smi(tmp_path, "0, GPU-a, 24576, 0\\n1, GPU-b, 24576, 0\\n")
     assert main(["plan", "--config", recipe(tmp_path), "--json", "--max_prompt_length", "512"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["layout"][0]["gpus"] == [0, 1]

@@ -76,7 +76,7 @@ def test_ddp_timeout_counts_for_gloo_and_for_the_groups_of_deepspeed_too(process
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # what torch gives a group without a timeout
         monkeypatch.setattr(distributed_c10d, name, timedelta(minutes=10))
     monkeypatch.setattr("grpo_math.run.failures.PartialState", lambda: state)
-    monkeypatch.setattr("grpo_math.run.failures.distributed_c10d._set_pg_timeout", changed.append)
+    monkeypatch.setattr(distributed_c10d, "_set_pg_timeout", changed.append)
     limit_waiting(7)
     assert changed == [timedelta(seconds=seconds) for seconds in limits]
     assert {distributed_c10d._get_default_timeout(kind) for kind in ("nccl", "gloo")} == {timedelta(seconds=7)}

