@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate import PartialState
 
 from grpo_math.errors import ConfigError
 from grpo_math.evaluation.engines import Backend, Model, with_server
@@ -34,11 +33,12 @@ class TrainerModel(Model):
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer.accelerator.unwrap_model(trainer.model), tokenizer=trainer.processing_class)
-        self.shows_progress = trainer.accelerator.is_main_process
+        self.accelerator = trainer.accelerator
+        self.shows_progress = self.accelerator.is_main_process
 
     def gather_from_ranks(self, rows: Sequence[Any], call: Callable[[Sequence[Any], int], Any]) -> list[Any]:
-        state = PartialState()
-        share, shares = state.process_index // self.tensor_parallel, state.num_processes // self.tensor_parallel
+        ranks = self.accelerator.process_index, self.accelerator.num_processes
+        share, shares = (number // self.tensor_parallel for number in ranks)
         # With fewer rows than shares, some get the first row: a rank without rows would not take part in the
         # gathering, and the other ranks would wait.
         return gather_when_done(lambda: call(rows[share::shares] or rows[:1], share))

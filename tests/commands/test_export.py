@@ -49,7 +49,8 @@ def test_the_merged_model_gives_the_adapters_log_probs(run, small, tmp_path, cap
 
 
 def test_ctrl_c_leaves_no_part_of_a_model(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_math.commands.export._difference", Mock(side_effect=KeyboardInterrupt))
+    # The tokenizer comes after the model.
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", Mock(side_effect=KeyboardInterrupt))
     assert main(["export", str(run), "--merge", str(tmp_path / "part")]) == 130
     assert not (tmp_path / "part").exists()
 

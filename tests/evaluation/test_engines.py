@@ -74,7 +74,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     """The process is a stand-in; tests/generation/test_sync.py starts a real vLLM server."""
     process = Mock(url=server.url, stop=lambda: stopped.append(len(server.bodies)))
     monkeypatch.setattr(engines, "ServerProcess", starting := Mock(return_value=process))
-    monkeypatch.setattr(engines, "executable", lambda: "vllm")
+    monkeypatch.setenv("GRPO_MATH_VLLM", "sh")  # any program
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(adapter))
     stopped = []
@@ -86,7 +86,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     (command, environment, *_), _ = starting.call_args
     assert process.mock_calls == [call.wait(engines.STARTUP)]
     assert stopped == [len(server.bodies)], "after the last request"
-    assert command[:3] == ["vllm", "serve", small]
+    assert command[1:3] == ["serve", small]
     assert command[command.index("--max-lora-rank") + 1] == "8"
     assert environment["VLLM_API_KEY"]
     assert list(adapter.glob("grpo_math-*")) == [], "the log of a server that started is deleted"
@@ -158,24 +158,20 @@ def test_a_model_is_changed_as_in_training_and_a_server_is_refused(server, small
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, [], False),
     ],
 )
-def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused, small, monkeypatch):
+def test_a_base_is_quantised_as_in_the_run_or_refused(settings, serves, refused, small):
     """``serves``: what a server says, if there is one."""
-    server = SimpleNamespace(settings=lambda: {"model_config": {"quantization": serves[0]}})
-    monkeypatch.setattr(engines.Model, "served", (server, "base"))
     backend = engines.Backend("vllm-server", "http://127.0.0.1:1") if serves else engines.Backend("vllm")
     model = engines.Model(small, backend=backend)
+    model.served = (SimpleNamespace(settings=lambda: {"model_config": {"quantization": serves[0]}}), "base")
     message = "^backend='vllm.*' does not quantise the base as the run did: use --backend hf$"
     with pytest.raises(ConfigError, match=message) if refused else nullcontext():
         model.generator(request_from(settings))
 
 
 @pytest.mark.parametrize(("rank", "ranks", "together", "local"), [(1, 3, 1, [1, 4]), (2, 3, 1, [2]), (2, 4, 2, [1, 3])])
-def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local, monkeypatch):
-    state = SimpleNamespace(process_index=rank, num_processes=ranks)
-    monkeypatch.setattr(trainer_engines, "PartialState", lambda: state)
-    monkeypatch.setattr(trainer_engines, "gather_when_done", lambda call: [call()])
+def test_each_rank_has_a_share_of_the_rows(rank, ranks, together, local):
     shared = rank // together
-    accelerator = SimpleNamespace(unwrap_model=lambda model: model, is_main_process=rank == 0)
+    accelerator = Mock(process_index=rank, num_processes=ranks)
     trainer = SimpleNamespace(accelerator=accelerator, model=SimpleNamespace(config=None), processing_class=None)
     model = trainer_engines.TrainerModel(trainer)
     model.tensor_parallel = together
@@ -250,8 +246,7 @@ def test_a_colocated_engine_wakes_with_the_newest_weights_and_sleeps_again(train
     ]
 
 
-def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer, monkeypatch):
-    monkeypatch.setattr(trainer_engines, "broadcast_from_main", lambda call: call())
+def test_the_server_of_a_training_gets_new_weights_once_a_step(trainer):
     vllm = vllm_of(trainer, "server")
     vllm.sampler.request.side_effect = lambda prompts, seed, longest, **settings: (
         lambda: [Completion(reply(prompt, 1, longest)) for prompt in prompts]
@@ -292,7 +287,7 @@ def test_the_requests_of_a_large_batch_have_more_time():
     assert [call.kwargs["timeout"] for call in client.generate.mock_calls] == [6000] * 3
 
 
-def test_weights_that_are_split_over_processes_need_an_engine(trainer, monkeypatch):
-    monkeypatch.setattr(trainer_engines, "split_by", lambda accelerator: "ZeRO-3")
+def test_weights_that_are_split_over_processes_need_an_engine(trainer):
+    trainer.accelerator = Mock(state=Mock(spec=["deepspeed_plugin"], deepspeed_plugin=Mock(zero_stage=3)))
     with pytest.raises(ConfigError, match=r"trainer='MathGRPOTrainer' has its weights split .*\(ZeRO-3\)"):
         evaluate(trainer, ROWS)

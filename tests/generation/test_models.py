@@ -175,8 +175,9 @@ def test_the_config_of_a_name_is_the_hubs_and_what_its_client_raises_is_one_line
 
 def test_a_family_that_overflows_is_loaded_in_float32_if_float16_is_fast(small, tmp_path, monkeypatch):
     AutoConfig.for_model("gemma3_text").save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for dtype, expected in (("bfloat16", "bfloat16"), ("float16", "float32")):
-        monkeypatch.setattr(dtypes, "fast_dtype", lambda dtype=dtype: dtype)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda dtype=dtype, **_: dtype == "bfloat16")
         assert (dtypes.inference_dtype(small), dtypes.inference_dtype(str(tmp_path))) == (dtype, expected)
 
 

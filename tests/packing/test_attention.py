@@ -186,19 +186,28 @@ def packed(config=None, mask=None, **given):
     return packed_attention(module, q, k, v, mask, packed_groups=GROUPS, **given)
 
 
-def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(monkeypatch):
-    seen = []
-    monkeypatch.setattr(varlen, "attend", lambda q, k, v, groups, scores, run: seen.append(scores) or q)
+PLAIN, SINKS = AttentionParams(), torch.linspace(-2, 2, HEADS, dtype=torch.float64)
+WINDOW = {"sliding_window": 18, "layer_types": ["sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "scores"),
+    [
+        ({}, {"mask": torch.zeros(1, 1, 1, 1), "position_ids": torch.arange(TOKENS)[None], "use_cache": False}, PLAIN),
+        ({}, {"scaling": 0.3, "dropout": 0.5}, AttentionParams(0.3, 0.5)),
+        ({"sliding_window": 19}, {"sliding_window": 19}, PLAIN),
+        (WINDOW, {"sliding_window": 18}, AttentionParams(window=18)),
+        ({"sliding_window": 4, "use_sliding_window": False}, {}, PLAIN),
+        ({"_attn_implementation": "packed_eager"}, {"s_aux": SINKS}, AttentionParams(sinks=SINKS)),
+    ],
+)
+def test_scaling_dropout_and_a_window_that_some_row_reaches_get_to_the_kernel(config, given, scores):
     calls = Counter()
-    packed(mask=torch.zeros(1, 1, 1, 1), use_cache=False, position_ids=torch.arange(TOKENS)[None], packed_calls=calls)
+    torch.manual_seed(0)
+    output, _ = packed(config, packed_calls=calls, **given)
+    torch.manual_seed(0)
+    assert torch.equal(output[0], attend(*states(), scores))
     assert calls == {"attention": 1}
-    packed(scaling=0.3, dropout=0.5)
-    for window, more in ((19, {}), (18, {"layer_types": ["sliding_attention"]})):
-        packed({"sliding_window": window, **more}, sliding_window=window)
-    packed({"sliding_window": 4, "use_sliding_window": False})
-    packed({"_attn_implementation": "packed_eager"}, s_aux=8)
-    none = AttentionParams()
-    assert seen == [none, AttentionParams(0.3, 0.5), none, AttentionParams(window=18), none, AttentionParams(sinks=8)]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from grpo_math.cli import main
 from grpo_math.errors import PushError, UserError
-from grpo_math.report import finish
 from grpo_math.report import hub as hub_module
 from grpo_math.report.finish import finish_run
 from grpo_math.run.checkpoints import FINISHED
@@ -216,7 +215,6 @@ def test_the_end_of_a_training_reports_and_a_push_that_fails_names_its_command(
     assert (
         json.loads((run / "adapter/files.json").read_text())["README.md"] == (run / "adapter/README.md").stat().st_size
     )
-    monkeypatch.setattr(finish, "print_result", Mock())  # the report is drawn already
     for error, reason, private, revision, words in (
         (KeyboardInterrupt(), "interrupted", True, None, " --private"),
         (UserError("no token"), "no token", None, "v2", " --revision v2"),

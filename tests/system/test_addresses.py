@@ -40,7 +40,7 @@ def test_a_host_is_judged_alike_everywhere(host, url, needs_key, is_here, monkey
             vllm_server.ServerSettings(model="m", host=host).command()
         monkeypatch.setenv("VLLM_API_KEY", "abc")
     layout = Layout("server", 0, 1, 1, "")
-    monkeypatch.setattr("grpo_math.train.serve.executable", lambda supported: "vllm")
+    monkeypatch.setenv("GRPO_MATH_VLLM", "sh")  # any program
     command, _, reached = server_start(settings, layout, [], 80, host)
     assert (command[command.index("--host") + 1], reached) == (host, url)
     for address in (url, url.replace("http:", "https:").removesuffix(":80") + "/v1"):

@@ -87,15 +87,13 @@ def test_what_ends_a_step_ends_the_run_with_a_code_and_a_line(error, code, line,
         (signal.SIGTERM, 75, "stopped: the same command starts again, and continues from its last checkpoint"),
     ],
 )
-def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number, code, line, train, monkeypatch):
-    monkeypatch.setattr("grpo_math.checks.check_model.check_weights", lambda _: signal.raise_signal(number))
-    assert train() == (code, [line])
+def test_a_run_that_is_ended_before_its_first_step_has_a_code_and_a_line(number, code, line, train):
+    assert train(reward=lambda **_: signal.raise_signal(number)) == (code, [line])
 
 
 def test_os_exit_0_in_training_is_no_success(train, monkeypatch):
     monkeypatch.setattr(os, "_exit", Mock(side_effect=KeyboardInterrupt))
-    monkeypatch.setattr("grpo_math.checks.check_model.check_weights", lambda _: os._exit(0))
-    train()
+    train(reward=lambda **_: os._exit(0))
     os._exit.assert_called_once_with(1)
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, patch
 
 import launching
 import pandas
@@ -22,7 +21,6 @@ from small_runs import history
 from small_vllm import SmallVLLM
 
 from grpo_math.errors import ConfigError
-from grpo_math.report import finish
 from grpo_math.run import checkpoints, metrics
 from grpo_math.train import program, resuming
 
@@ -232,15 +230,13 @@ FINISHED = {
 def finished(small, tmp_path_factory):
     """A finished run of two steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("finished")
-    with patch.object(finish, "print_result"):  # half of a short run's time
-        assert program.main(arguments(small, folder / "run", FINISHED)) == 0
+    assert program.main(arguments(small, folder / "run", FINISHED)) == 0
     return folder
 
 
 @pytest.fixture
-def again(finished, small, tmp_path, capfd, monkeypatch):
+def again(finished, small, tmp_path, capfd):
     """Starts a copy of it again, with some settings changed: (exit code, its lines on stderr)."""
-    monkeypatch.setattr(finish, "print_result", Mock())
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
 
     def start(**changed):
@@ -265,16 +261,16 @@ def test_a_finished_run_is_not_run_again(again, tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"), [({}, ["end", "publish"]), ({"dry_run": True, "resume": "force"}, ["end"])]
-)
-def test_all_ranks_end_the_process_group_before_the_main_process_publishes(changed, expected, again, monkeypatch):
+@pytest.mark.parametrize(("changed", "publishes"), [({}, True), ({"dry_run": True, "resume": "force"}, False)])
+def test_all_ranks_end_the_process_group_before_the_main_process_publishes(
+    changed, publishes, again, tmp_path, monkeypatch
+):
     """Also if the run was finished already, and in a dry run."""
-    calls = Mock()
-    monkeypatch.setattr(PartialState, "destroy_process_group", calls.end)
-    monkeypatch.setattr(finish, "print_result", calls.publish)
+    report, published = tmp_path / "run/report.html", []
+    report.unlink()
+    monkeypatch.setattr(PartialState, "destroy_process_group", lambda _: published.append(report.exists()))
     assert again(**changed)[0] == 0
-    assert [name for name, *_ in calls.mock_calls] == expected
+    assert (published, report.exists()) == ([False], publishes)
 
 
 def cut(run_dir, name):

@@ -31,12 +31,12 @@ def test_the_trainer_has_one_public_name_more_than_trls(ours):
 
 
 def test_a_trainer_on_a_cpu_uses_the_physical_cores(ours, monkeypatch):
-    before = torch.get_num_threads()
+    before, cores = torch.get_num_threads(), machine.physical_cores()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(machine, "physical_cores", lambda: before + 1)
+    torch.set_num_threads(cores + 1)
     try:
         ours()
-        assert torch.get_num_threads() == before + 1
+        assert torch.get_num_threads() == cores
     finally:
         torch.set_num_threads(before)
 
