@@ -196,11 +196,13 @@ def attack(setup: Setup, clock: Callable[[], float] = time.monotonic) -> Attacke
         return (reward - zero) / (top - zero or 1.0)
 
     # Not every problem has a number or a formula.
-    planned = [*blind(rows, forms, best, setup), *restated(best), *undecided(best)]
-    planned = [one for one in planned if one.texts(rows)]
+    kinds = (blind(rows, forms, best, setup), restated(best), undecided(best))
+    planned = [one for kind in kinds for one in kind if one.texts(rows)]
     some = planned[:: max(1, round(seconds / SLOWEST))]
-    attacks = [judged(setup, errors, one, rows, share, max(0.0, share(wrong))) for one in some]
-    attacks.sort(key=lambda one: one.allowed - one.share)
+    attacks = sorted(
+        (judged(setup, errors, one, rows, share, max(0.0, share(wrong))) for one in some),
+        key=lambda one: one.allowed - one.share,
+    )
     chance = [one for one in attacks if one.restated and CHANCE < one.share <= HOLE]
     faults = [
         *[f"no form of a right answer is paid more than a wrong answer, such as {best.example(rows)}"]

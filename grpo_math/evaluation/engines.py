@@ -121,21 +121,19 @@ class Model:
 
     def _start_server(self) -> str:
         """Start a vLLM server, wait until it is ready, and return its URL. Leaving the context manager stops it."""
-        port, rank = free_port(), 0
-        if self.adapter is not None:
-            rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
+        port = free_port()
         vllm_server.make_key()
         server = vllm_server.ServerSettings(
             model=loaded(self.name, model_path),
             port=port,
-            lora_rank=rank,
+            lora_rank=read_json(Path(self.adapter) / "adapter_config.json")["r"] if self.adapter is not None else 0,
             fixed=True,
             in_4bit=bool(self.request.quantisation),
             on_gpu=torch.cuda.is_available(),
             executable=executable(),
         )
-        environment = {**os.environ, **vllm_server.environment()}
         log = Path(tempfile.mkdtemp(prefix="grpo_math-")) / "vllm_server.log"
+        environment = {**os.environ, **vllm_server.environment()}
         process = ServerProcess(server.command(), environment, f"http://127.0.0.1:{port}", log)
         # Before the wait: a server that does not start in time is stopped too.
         self._stack.callback(process.stop)
@@ -200,9 +198,8 @@ class Model:
             if request.model_init_kwargs:
                 reason = "changes the model, and a server of vLLM does not know it"
                 raise ConfigError("model_init_kwargs", ", ".join(request.model_init_kwargs), reason, "use --backend hf")
-            client, name = self.served
             stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config), request)
-            return with_server(client, name, self.tokenizer, stops, request)
+            return with_server(*self.served, self.tokenizer, stops, request)
         return with_model(self.weights, self.tokenizer, request)
 
 

@@ -95,9 +95,8 @@ def _check(engine: Model, problems: Sequence[Row], request: Request) -> None:
     if len({str(row["id"]) for row in problems}) < len(problems):
         raise ConfigError("rows", len(problems), "share an id", "give each problem another id")
     # A model in memory has no files to check.
-    if not engine.named:
-        return
-    engine.check(problems[0]["prompt"], request.template_kwargs)
+    if engine.named:
+        engine.check(problems[0]["prompt"], request.template_kwargs)
 
 
 def _settings(engine: Model, problems: Sequence[Row], sampling: Sampling, request: Request) -> dict[str, Any]:
@@ -142,9 +141,12 @@ class Job:
         prompts = token_ids(engine.tokenizer, [row["prompt"] for row in rows], self.request.template_kwargs)
         ids = [prompt for prompt in prompts for _ in range(samples)]
         # Numbered before the known batches are left out: the number gives the seed, also when the evaluation continues.
-        numbered = enumerate(batches(ids, self.sampling.batch_size))
         # A batch is sampled with one seed, so that a batch with one missing record is generated whole.
-        missing = [(number, batch) for number, batch in numbered if any(keys[i] not in records for i in batch)]
+        missing = [
+            (number, batch)
+            for number, batch in enumerate(batches(ids, self.sampling.batch_size))
+            if any(keys[i] not in records for i in batch)
+        ]
         if not missing:
             return [records[key] for key in keys]
 

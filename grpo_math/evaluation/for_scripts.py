@@ -65,8 +65,8 @@ def evaluate(
     of_run = getattr(getattr(trainer, "grpo_math", None), "settings", None)
     how["grade_timeout"] = grade_timeout or getattr(of_run, "grade_timeout", None)
     # The trainer's arguments and weights state what training asks.
-    weights = trainer.accelerator.unwrap_model(trainer.model)
-    request = request_from({**vars(trainer.args), **quantisation_fields(weights)})
+    quantisation = quantisation_fields(trainer.accelerator.unwrap_model(trainer.model))
+    request = request_from({**vars(trainer.args), **quantisation})
     drawn = Sampling(**{"max_new_tokens": request.max_new_tokens, **sampling})
     with open_engine(trainer) as engine:
         evaluation = evaluate_engine(engine, rows, drawn, request, **how)

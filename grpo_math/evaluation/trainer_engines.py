@@ -26,6 +26,8 @@ from grpo_math.system.http import ServerError
 from grpo_math.system.replaced import replaced
 
 
+# These inherit from `Model` rather than contain one, because an evaluation asks an engine for ten things, and these
+# differ in three: who generates, which rank answers, and how long the context is. The other seven would be passed on.
 class TrainerModel(Model):
     """The model of a trainer, sampled by transformers. Each rank answers its share of the rows."""
 
@@ -94,8 +96,7 @@ class TrainerVLLM(TrainerModel):
             from vllm.sampling_params import StructuredOutputsParams
 
             settings = {**settings, "structured_outputs": StructuredOutputsParams(**structured)}
-        seeds = [batch_seed(seed, i) for i in range(len(prompts))]
-        params = [SamplingParams(**settings, seed=seed, max_tokens=longest) for seed in seeds]
+        params = [SamplingParams(**settings, seed=batch_seed(seed, i), max_tokens=longest) for i in range(len(prompts))]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():
@@ -112,9 +113,12 @@ def open_engine(trainer: Any) -> Iterator[TrainerModel]:
     vllm = trainer.vllm_generation if getattr(trainer, "use_vllm", False) else None
     if vllm is None:
         if split := split_by(trainer.accelerator):
-            reason = f"has its weights split over the processes ({split}), and generation here needs all of them"
-            remedy = "train with use_vllm, or evaluate the saved model with grpo-math evaluate"
-            raise ConfigError("trainer", type(trainer).__name__, reason, remedy)
+            raise ConfigError(
+                "trainer",
+                type(trainer).__name__,
+                f"has its weights split over the processes ({split}), and generation here needs all of them",
+                "train with use_vllm, or evaluate the saved model with grpo-math evaluate",
+            )
         yield TrainerModel(trainer)
         return
     sleeps = vllm.mode == "colocate" and vllm.enable_sleep_mode

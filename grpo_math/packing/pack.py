@@ -17,7 +17,7 @@ counted, and attend to all tokens before them.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -63,8 +63,9 @@ class PaddedRows:
 
     def take(self, index: Tensor) -> "PaddedRows":
         """Return some of the rows."""
-        group = None if self.group is None else self.group[index]
-        return PaddedRows(self.ids[index], self.mask[index], self.completion_length, group)
+        return replace(
+            self, ids=self.ids[index], mask=self.mask[index], group=None if self.group is None else self.group[index]
+        )
 
 
 @dataclass(frozen=True)

@@ -260,7 +260,6 @@ class PackedScorer:
             and not split_by(self.accelerator)
             and "flash" not in bare.config._attn_implementation
         )
-        limit = MAX_DIFF if exact else None
         # Dropout would make the two scores differ.
         model.eval()
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
@@ -269,7 +268,7 @@ class PackedScorer:
         with (
             torch.random.fork_rng(devices),
             torch.no_grad(),
-            closing(_differences(self, score_unpacked, model, tokenizer, limit)) as differences,
+            closing(_differences(self, score_unpacked, model, tokenizer, MAX_DIFF if exact else None)) as differences,
         ):
             reason = next(filter(None, map(agree_on_first, differences)), None)
         model.train(training)
