@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_math.algorithm.correction import sampler_ratio
+from grpo_math.algorithm.correction import log_ratios, sampler_ratio
 from grpo_math.checks.tiny_model import CHARACTERS
 from grpo_math.errors import UserError
 from grpo_math.run import metrics
@@ -216,9 +216,11 @@ def sample_apart(trainer: Any) -> None:
         rows = [torch.cat([output[f"prompt_{name}"], output[f"completion_{name}"]], dim=1) for name in ("ids", "mask")]
         with torch.no_grad():
             logps, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, *rows, mask.size(1))
+        logps = output.get("old_per_token_logps", logps)
+        output["sampling_per_token_logps"] = sampling = logps - noise
         settings = (getattr(trainer, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_min", "clip_max"))
-        output["importance_sampling_ratio"] = sampler_ratio(noise * mask, *settings)
-        output["sampling_per_token_logps"] = logps - noise
+        # As TRL computes them: an update computes other weights again only if nobody has changed these.
+        output["importance_sampling_ratio"] = sampler_ratio(log_ratios(logps, sampling, mask), *settings)
         return output
 
     trainer._generate_and_score_completions = with_ratios

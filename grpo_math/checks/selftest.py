@@ -76,7 +76,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "leave one out": {"scale_rewards": "none", "trl": {"reward_weights": [4 / 3]}}
     | {"ours": {"baseline": "leave_one_out"}},
     "clipped on three sides": {**TWO_UPDATES, "learning_rate": 0.5, "epsilon": 0.1, "epsilon_high": 0.15, "delta": 1.3},
-    "cispo": {**TWO_UPDATES, "loss_type": "cispo", "epsilon_high": 1.01, "top_entropy_quantile": 0.5},
+    "cispo": {**TWO_UPDATES, "loss_type": "cispo", "epsilon_high": 1.01, "top_entropy_quantile": 0.7},
     "sapo": {**TWO_UPDATES, "loss_type": "sapo", "sapo_temperature_neg": 2.0, "use_bias_correction_kl": False},
     "vespo": {**TWO_UPDATES, "loss_type": "vespo", "sampler": True, "vllm_importance_sampling_clip_max": 1.1}
     | {"vllm_importance_sampling_mode": "token_truncate"},
