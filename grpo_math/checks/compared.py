@@ -227,10 +227,10 @@ def sample_apart(trainer: Any) -> None:
     trainer.use_vllm = trainer.vllm_importance_sampling_correction = True
 
 
-def run_out_of_memory(trainer: Any) -> None:
+def run_out_of_memory(trainer: MathGRPOTrainer) -> None:
     """Let memory run out in the first loss of the run, and in a later training step of an optimizer step."""
-    updates, due = trainer.grpo_math.updates, [True, True]
-    loss_of = updates.loss_of
+    updates: Any = trainer.grpo_math.updates
+    loss_of, due = updates.loss_of, [True, True]
 
     def with_errors(model: Any, rows: Any, step: Any) -> Any:
         is_late = bool(step.done)
