@@ -140,7 +140,7 @@ def generation_of(model, url, folder, kind=AdapterGeneration, args=None, **setti
     of_trainer = SimpleNamespace(**{"output_dir": folder, "seed": 3, **(args or {})})
     # A test before this one may have trained in bfloat16.
     AcceleratorState._reset_state()
-    return kind(of_trainer, None, model=model, accelerator=Accelerator(cpu=True), **{**base, **settings})
+    return kind(of_trainer, None, model=model, **{"accelerator": Accelerator(cpu=True), **base, **settings})
 
 
 def trainer_of(url, model, tokenizer, folder, **settings):

@@ -314,9 +314,9 @@ def test_a_shared_engine_has_the_policys_dtype_and_its_weights_do_not_sleep(colo
 
 
 def test_weights_that_are_split_over_gpus_are_not_shared_and_fsdp_1_is_refused(policy, tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_math.generation.sync.split_by", lambda accelerator: "ZeRO-3")
+    zero3 = Mock(state=Mock(spec=["deepspeed_plugin"], deepspeed_plugin=Mock(zero_stage=3)))
     with pytest.raises(ConfigError, match=r"vllm_share_weights=True .* ZeRO-3 splits each weight over the GPUs"):
-        generation_of(policy, None, tmp_path, sharing(Mock()), mode="colocate")
+        generation_of(policy, None, tmp_path, sharing(Mock()), mode="colocate", accelerator=zero3)
     monkeypatch.setattr(vllm_generation, "DistributedBackend", Mock(return_value=Mock(fsdp_version=1)))
     with pytest.raises(ConfigError, match="fsdp_version=1 cannot be synced as an adapter: use FSDP 2, or DeepSpeed"):
         generation_of(policy, None, tmp_path, mode="colocate")

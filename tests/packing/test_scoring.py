@@ -162,7 +162,7 @@ IDS = torch.tensor([[5, 6, 1, 2], [5, 6, 3, 0], [7, 8, 4, 9], [7, 8, 1, 0]])
 
 @pytest.mark.parametrize(("batch_size", "passes"), [(1, 2), (None, 1)])
 def test_scores_of_several_batches_return_to_their_rows(batch_size, passes):
-    rows, completions = PaddedRows(IDS, (IDS > 0).long(), 2), IDS[:, 2:].float()
+    rows, completions = PaddedRows(IDS, (IDS > 0).long(), 2, torch.tensor([3, 3, 4, 4])), IDS[:, 2:].float()
     with torch.no_grad():
         for entropy in (True, False):
             model = Labels()

@@ -77,8 +77,7 @@ def test_files_of_a_script_are_not_taken_for_those_of_an_earlier_run(ours, tmp_p
 
 
 @pytest.mark.slow
-def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("grpo_math.report.page.png", lambda drawn: b"Software\0grpo_math")
+def test_a_script_that_starts_again_keeps_the_files_of_its_earlier_runs(ours, tmp_path, capsys):
     run_settings = {**SAVED, "save_steps": 2, "log_completions": True, "num_completions_to_print": 0}
     for number in range(3):
         trainer = ours(letters, ROWS, **{**run_settings, "max_steps": 2 - number % 2})
