@@ -121,12 +121,14 @@ class Model:
 
     def _start_server(self) -> str:
         """Start a vLLM server, wait until it is ready, and return its URL. Leaving the context manager stops it."""
-        port = free_port()
+        port, rank = free_port(), 0
+        if self.adapter is not None:
+            rank = read_json(Path(self.adapter) / "adapter_config.json")["r"]
         vllm_server.make_key()
         server = vllm_server.ServerSettings(
             model=loaded(self.name, model_path),
             port=port,
-            lora_rank=read_json(Path(self.adapter) / "adapter_config.json")["r"] if self.adapter is not None else 0,
+            lora_rank=rank,
             fixed=True,
             in_4bit=bool(self.request.quantisation),
             on_gpu=torch.cuda.is_available(),
@@ -199,7 +201,8 @@ class Model:
                 reason = "changes the model, and a server of vLLM does not know it"
                 raise ConfigError("model_init_kwargs", ", ".join(request.model_init_kwargs), reason, "use --backend hf")
             stops = stop_ids(self.tokenizer, loaded(self.name, _generation_config), request)
-            return with_server(*self.served, self.tokenizer, stops, request)
+            client, name = self.served
+            return with_server(client, name, self.tokenizer, stops, request)
         return with_model(self.weights, self.tokenizer, request)
 
 

@@ -96,7 +96,8 @@ class TrainerVLLM(TrainerModel):
             from vllm.sampling_params import StructuredOutputsParams
 
             settings = {**settings, "structured_outputs": StructuredOutputsParams(**structured)}
-        params = [SamplingParams(**settings, seed=batch_seed(seed, i), max_tokens=longest) for i in range(len(prompts))]
+        seeds = [batch_seed(seed, i) for i in range(len(prompts))]
+        params = [SamplingParams(**settings, seed=seed, max_tokens=longest) for seed in seeds]
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
         # vLLM runs in this process, so it shares torch's generator with the training.
         with torch.random.fork_rng():
