@@ -14,7 +14,7 @@ SHORT = ["--max_steps=1", "--eval_n=2", "--heldout_every=0", "--max_completion_l
 
 
 def test_the_demo_learns_as_on_a_cpu(model, rehearsal, tmp_path, figure):
-    """README: from 4.3% to 79.3%. Other kernels round differently, so that a run differs, and so does its end."""
+    """README: from 4.3% to 81.6%. Other kernels round differently, so that a run differs, and so does its end."""
     fields = ["--use_cpu=false", f"--output_dir={tmp_path / 'run'}", f"--model_name_or_path={model}"]
     started = time.perf_counter()
     assert train(["--config", str(RECIPE), *fields, *(SHORT if rehearsal else [])]) == 0

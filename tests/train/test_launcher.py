@@ -597,7 +597,7 @@ def test_a_demo_that_is_finished_is_kept_under_a_number(tmp_path, monkeypatch, c
     assert main(["demo"]) == 0
     assert (tmp_path / "runs/demo.2/finished.json").read_text() == '"demo"\n'
     out, err = capsys.readouterr()
-    assert err.startswith("The earlier run is kept in runs/demo.2.\nThis takes about 9 minutes")
+    assert err.startswith("The earlier run is kept in runs/demo.2.\nThis takes about 10 minutes")
     assert out.endswith(' grpo-math ask runs/demo "What is 21 + 23?"\n')
     assert main(["demo", "--output_dir", "other", "--seed", "1"]) == 2
     assert capsys.readouterr() == ("", "")
