@@ -39,13 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Log no warnings, and spend no time on garbage and metadata.
+    """Log no warnings, and spend no time on garbage (see `_rows`) and metadata.
 
     At the end of each training, transformers collects garbage, which looks at all imported objects. accelerate reads
     the metadata of peft whenever it unwraps a model. Together they would take half of the time.
     """
     logging.disable(logging.WARNING)
-    gc.freeze()
     try:
         with replaced(importlib.metadata, metadata=cache(importlib.metadata.metadata)):
             yield
@@ -87,7 +86,7 @@ def _rows(checks: list[Any], profile: AbstractContextManager[Any]) -> Iterator[d
     for check in checks:
         if "training" in check.name and not trains:
             continue
-        # What a check has imported is exempt, too.
+        # Exempt all objects that are imported by now from garbage collection, and keep nothing of the check before.
         gc.collect()
         gc.freeze()
         started, measured, note = time.perf_counter(), math.inf, ""

@@ -102,8 +102,11 @@ class RowScorer:
         """
         # Offloading intercepts what autograd saves for the backward pass.
         offload = self.offload if torch.is_grad_enabled() else nullcontext()
-        config = self.trainer.accelerator.unwrap_model(model).config.get_text_config()
-        with offload, experts_for_trl(config) if options["compute_aux_loss"] else nullcontext():
+        experts: AbstractContextManager[Any] = nullcontext()
+        # Only here, because unwrapping a model takes milliseconds.
+        if options["compute_aux_loss"]:
+            experts = experts_for_trl(self.trainer.accelerator.unwrap_model(model).config.get_text_config())
+        with offload, experts:
             # A script may have replaced TRL's method.
             if self.packed is not None and not is_foreign(trl_score):
                 return self.packed(trl_score, model, rows, **options)

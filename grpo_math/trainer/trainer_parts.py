@@ -71,11 +71,9 @@ class Parts:
         self.adapters = engine if isinstance(engine, AdapterGeneration) else None
         if settings.staleness:
             refuse_unknown_requests(trainer)
-        resampler = (
-            Resampler(rounds, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks)
-            if (rounds := settings.resample_groups)
-            else None
-        )
+        resampler = None
+        if rounds := settings.resample_groups:
+            resampler = Resampler(rounds, trainer.train_dataset, trainer.args.seed, trainer.num_generations, ranks)
         self.queue = RolloutQueue(
             trainer,
             resampler,

@@ -52,7 +52,7 @@ class Updates:
     """The updates of a trainer.
 
     TRL carries its own rows from `_prepare_inputs` to `_compute_loss`, in training and in evaluation. What is computed
-    in place of them is in ``step``: the optimizer step under way, or None between two. ``result``: of the last one.
+    in their place is in ``step``: the optimizer step under way, or None between two. ``result``: of the last one.
     """
 
     def __init__(
