@@ -168,10 +168,11 @@ def test_the_remedy_names_gsm8k_only_where_it_pays(template, is_named, here):
 
 
 @pytest.mark.parametrize(("reward", "level"), [("exact", "info"), ("bonus", "warning"), ("nothing", None)])
-def test_doctor_prints_one_line_with_the_figure_of_attack(reward, level, here):
+def test_doctor_prints_one_line_with_the_figure_of_attack(reward, level, here, monkeypatch):
+    monkeypatch.setattr(attack, "SLOW", 600.0)  # a loaded machine does not make a function slow
     words = ["--rewards", f"own_functions:{reward}", "--dataset", "mine.jsonl", "--prompt_template", "think"]
     settings = read(words if reward == "bonus" else words[:-2])
     findings = [*attack.check(Setup(settings))]
     assert [finding.level for finding in findings] == ([level] if level else [])
     if level == "info":
-        assert findings[0].message.startswith("attacked: a blind guess gets ")
+        assert findings[0].message == f"attacked: {attacked(f'own_functions:{reward}').to_dict()['best']}"

@@ -1,6 +1,7 @@
 """What generates: transformers, a vLLM server, or the engine of a training; and what is refused before weights load."""
 
 import json
+import shutil
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -86,7 +87,7 @@ def test_a_server_is_started_for_the_evaluation_and_stopped_after_it(server, sma
     (command, environment, *_), _ = starting.call_args
     assert process.mock_calls == [call.wait(engines.STARTUP)]
     assert stopped == [len(server.bodies)], "after the last request"
-    assert command[1:3] == ["serve", small]
+    assert command[:3] == [shutil.which("sh"), "serve", small]
     assert command[command.index("--max-lora-rank") + 1] == "8"
     assert environment["VLLM_API_KEY"]
     assert list(adapter.glob("grpo_math-*")) == [], "the log of a server that started is deleted"

@@ -44,7 +44,7 @@ def prepared(file, template="direct", **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"limit": 2200, "seed": 1}, {"template": "xml"}, {"template": "as_is"}])
-def test_the_table_is_that_of_the_list_and_is_read_once(file, options, capsys, caplog):
+def test_the_table_is_that_of_the_list_and_is_read_once(file, options, monkeypatch, capsys, caplog):
     expected = hub_datasets.Dataset.from_list(
         load_problems(str(file), skip_bad_rows=True, **{"template": "direct", **options})
     )
@@ -54,6 +54,7 @@ def test_the_table_is_that_of_the_list_and_is_read_once(file, options, capsys, c
     assert table.to_list() == expected.to_list()
     (kept,) = (file.parent / "cache/grpo_math").glob("*.arrow")
     assert capsys.readouterr().err.endswith(f"the problems of {file} are kept in {kept}, and used again\n")
+    monkeypatch.setattr(datasets, "read_table", lambda *_: pytest.fail("read again"))
     assert prepared(file, **options).to_list() == expected.to_list()
     assert "as an earlier process prepared them" in capsys.readouterr().err
     assert caplog.messages == 3 * warnings

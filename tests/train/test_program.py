@@ -50,6 +50,7 @@ def started(folder, evaluation=None, **config):
 def test_a_gpu_that_torch_cannot_use_ends_training_also_after_the_early_checks(monkeypatch, capsys):
     """torch itself finds more than the check without torch, for example a driver that has not started."""
     monkeypatch.setattr("grpo_math.system.gpus.unusable", lambda: ("CUDA error 802", "restart it"))
+    monkeypatch.setattr(program, "build", Mock(side_effect=AssertionError("not reached")))
     assert program.main(["--model_name_or_path", "nowhere"], warned=[]) == 2
     assert capsys.readouterr().err == (
         "error: use_cpu=False needs a GPU that torch can use: CUDA error 802: restart it, or set use_cpu: true\n"
